@@ -8,20 +8,20 @@ from pathlib import Path
 ROOT = Path("/")  # the folder that contains proc and sys
 
 
-def memory_limit(root: Path) -> float:
+def memory_limit() -> float:
     """Return the maximum memory of this process in bytes, or infinity without a limit."""
     limits = [math.inf]
-    for group in _groups(root, "memory"):
+    for group in _groups("memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):  # of version 2, of version 1
             with suppress(OSError, ValueError):  # no such file, or "max"
                 limits.append(float((group / name).read_text()))
     return min(limits)
 
 
-def cpu_limit(root: Path) -> float:
+def cpu_limit() -> float:
     """Return the number of CPUs whose time this process may use, such as 1.5, or infinity without a limit."""
     limits = [math.inf]
-    for group in _groups(root, "cpu"):
+    for group in _groups("cpu"):
         with suppress(OSError, ValueError):
             quota, period = map(int, (group / "cpu.max").read_text().split())
             limits.append(quota / period)
@@ -33,12 +33,12 @@ def cpu_limit(root: Path) -> float:
     return min(limits)
 
 
-def _groups(root: Path, controller: str) -> Iterator[Path]:
+def _groups(controller: str) -> Iterator[Path]:
     """Yield the folders of the groups that may limit this process, because each limits those below it, too."""
-    mounted = root / "sys/fs/cgroup"  # version 2, which has all controllers in one hierarchy
+    mounted = ROOT / "sys/fs/cgroup"  # version 2, which has all controllers in one hierarchy
     hierarchies = {mounted: "/", mounted / controller: "/"}
     with suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
+        for line in (ROOT / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:
                 hierarchies[mounted] = path

@@ -27,6 +27,12 @@ from base.log import log, to_console
 from base.options import NAMES
 from base.progress import count, discard
 
+# Rounds that a thread of GNU's OpenMP spins at a barrier before it sleeps, also in child processes.
+# A spinning thread can occupy the core that the last thread needs. Beside one busy process,
+# training keeps 6 to 30 % of its speed with GNU's default of 300,000 rounds, 35 % with 3,000 and
+# 77 % with 100. But with 300 rounds or fewer it loses a third of its speed on a quiet machine
+# (docs/experiments.md).
+SPINS = "3000"
 REFUSAL_SECONDS = 5.0  # seconds that other ranks wait for rank 0 to print its error first
 # advice for words without an option
 ABOUT_WORDS = {"sample.py": "; is --prompt missing?", "score.py": "; is --compare missing?"}
@@ -39,7 +45,7 @@ def main(program: str, work: Callable[[], int | None], *, out_of_memory: str = "
     The status is the result of `work` (None: 0) or that of its `InputError` or `RunFailed`; 2 if
     memory ran out, for which `out_of_memory` is the advice; 1 for an `OSError`; 130 for Ctrl-C.
     """
-    processes.limit_spinning()  # of threads that wait; before torch is loaded
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # before torch is loaded
     # some job schedulers start processes without standard streams
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -190,15 +196,12 @@ def check_combinations(
     for key, others in excluded.items():
         for other in others:
             if getattr(options, key) and getattr(options, other):
-                option = other.replace("_", "-")
-                raise InputError(f"--{key.replace('_', '-')}: cannot be combined with --{option}")
+                reason = f"--{key}: cannot be combined with --{other}"
+                raise InputError(reason.replace("_", "-"))
     for key, other in needed.items():
         value = getattr(options, key)
         if value not in (None, False) and not getattr(options, other):
-            option = key.replace("_", "-")
-            if value is not True:
-                option += f" {value}"
-            raise InputError(f"--{option}: needs --{other.replace('_', '-')}")
+            raise InputError(f"--{key}: needs --{other}".replace("_", "-"))
 
 
 def replace_unknown(texts: Sequence[str], tokenizers: Sequence[Any], unknown: str) -> list[str]:

@@ -11,10 +11,10 @@ from unicodedata import category
 HIDDEN = "***"  # replaces a password or a token
 # What nanoGPT and transformers call options of sample.py.
 ELSEWHERE = {
-    "start": "prompt",
-    "max_new_tokens": "num-chars",
-    "tokens": "num-chars",
-    "temp": "temperature",
+    "start": "--prompt",
+    "max_new_tokens": "--num-chars",
+    "tokens": "--num-chars",
+    "temp": "--temperature",
 }
 # In a URL. A password may contain anything up to the last @, even what a URL must quote, such as / and spaces.
 USER = r"[^/?#,\[\]\s:]*"
@@ -73,10 +73,9 @@ def most_similar(word: str, names: Iterable[str], ending: str = "") -> str | Non
     word = word.casefold()
     ending = ending.casefold()
     folded = {name.casefold().removesuffix(ending): name for name in names}
-    ours = ELSEWHERE.get(word.lstrip("-").replace("-", "_"), "")
-    for name in (ours, f"--{ours}"):
-        if name in folded:
-            return folded[name]
+    ours = ELSEWHERE.get(word.lstrip("-").replace("-", "_"))
+    if ours in folded:
+        return ours
     # short words, such as tpu and gpu, are similar by chance
     cutoff = 0.7 if len(word) < 8 else 0.6
     close = difflib.get_close_matches(word.removesuffix(ending), folded, n=1, cutoff=cutoff)
@@ -139,10 +138,9 @@ def visible(text: str) -> str:
     # they could move the cursor
     symbols = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}
     symbols[127] = "\u2421"
-    symbols |= {code: f"\\x{code:x}" for code in range(128, 160)}
-    # these could reorder the text
-    bidirectional = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
-    symbols |= {code: f"\\u{code:x}" for code in bidirectional}
+    # the last two ranges could reorder the text
+    for code in (*range(128, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)):
+        symbols[code] = chr(code).encode("unicode_escape").decode()
     return text.translate(symbols)
 
 

@@ -57,6 +57,5 @@ def to_console() -> None:
 
 
 def to_file(path: Path) -> None:
-    """Append the log to the file `path`, and to no other file."""
-    log.handlers[:] = [handler for handler in log.handlers if not isinstance(handler, _LogFile)]
-    log.addHandler(_LogFile(path))
+    """Print the log, and append it to the file `path` and to no other file."""
+    log.handlers[:] = [_Console(), _LogFile(path)]

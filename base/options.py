@@ -56,8 +56,6 @@ def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
         return f"one of {', '.join(metadata['choices'])}{', null' if optional else ''}"
     limits = [f"{word} {metadata[key]}" for key, (word, _) in LIMITS.items() if key in metadata]
     bounds = " and ".join(limits)
-    if {"least", "most"} <= metadata.keys():
-        bounds = f"{metadata['least']} to {metadata['most']}"
     words = NAMES.get(kind, "number, text or list")
     if kind is list:
         words = f"a list of {NAMES[item].removeprefix('a ')}s"
@@ -126,15 +124,19 @@ def wrong_value(key: str, value: Any, needed: str, names: Iterable[str] = ()) ->
     return InputError(f"{key}={spell(value)}: must be {needed}{nearest(spell(value), names)}")
 
 
+def check_value(key: str, value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> None:
+    """Raise an `InputError` unless `value` fits the type `hint` and `metadata` (see `fits`)."""
+    if not fits(value, hint, metadata):
+        raise wrong_value(key, value, allowed(hint, metadata), metadata.get("choices", ()))
+
+
 def check(config: Any, group: str = "") -> None:
-    """Raise an `InputError` if an option of the dataclass `config` has a value that is not allowed."""
+    """Check the value of each option of the dataclass `config` with `check_value`."""
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        hint = hints[field.name]
-        if "help" in field.metadata and not fits(value, hint, field.metadata):
+        if "help" in field.metadata:
             key = f"{group}.{field.name}" if group else field.name
-            raise wrong_value(key, value, allowed(hint, field.metadata), field.metadata["choices"])
+            check_value(key, getattr(config, field.name), hints[field.name], field.metadata)
 
 
 def unescaped(text: str) -> str:

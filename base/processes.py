@@ -12,12 +12,6 @@ from pathlib import Path
 from base import cgroups
 from base.errors import InputError
 
-# Rounds that an OpenMP thread spins at a barrier before it sleeps. A spinning thread can occupy
-# the core that the last thread needs. Beside one busy process, training keeps 6 to 30 % of its
-# speed with GNU's default of 300,000 rounds, 35 % with 3,000 and 77 % with 100. But with 300
-# rounds or fewer it loses a third of its speed on a quiet machine (docs/experiments.md).
-SPINS = 3000
-
 STAT = Path("/proc/stat")
 # When this process began, as `time.perf_counter()` returns it: what it did so far was importing.
 BEGAN = time.perf_counter() - time.process_time()
@@ -54,18 +48,16 @@ def cores() -> int:
     """Return the number of threads to compute with: OMP_NUM_THREADS or else the usable CPUs, rounded up."""
     threads = os.environ.get("OMP_NUM_THREADS", "").strip()
     if threads:
-        # a list has a number for each level of nested parallelism
-        first = threads.partition(",")[0].strip()
-        if not first.isdecimal() or not int(first):
+        if not threads.isdecimal() or not int(threads):
             raise InputError(
                 f"OMP_NUM_THREADS={threads}: this environment variable must be a whole number, at least 1"
             )
-        return int(first)
+        return int(threads)
     if sys.platform == "linux":
         allowed = len(os.sched_getaffinity(0))
     else:
         allowed = os.cpu_count() or 1
-    limit = cgroups.cpu_limit(cgroups.ROOT)  # such as that of `docker run --cpus=1.5`
+    limit = cgroups.cpu_limit()  # such as that of `docker run --cpus=1.5`
     if limit < allowed:
         return math.ceil(limit)
     return allowed
@@ -106,12 +98,6 @@ def busy_cores() -> float:
 
 def _busy_since(began: float, used: float) -> float:
     return max(0.0, (_used_elsewhere() - used) / (time.perf_counter() - began))
-
-
-def limit_spinning() -> None:
-    """Let waiting threads of GNU's OpenMP sleep sooner, also in child processes. Call it before torch is loaded."""
-    if sys.platform == "linux" and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
 
 
 def max_memory() -> float:

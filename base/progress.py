@@ -66,8 +66,14 @@ class Progress:
         with suppress(OSError):  # the reader of standard error has left
             if sys.stderr.isatty():
                 self._show_bar()
-            else:
-                self._print_lines()
+                return
+            passed = 0.0
+            while not self._over.wait(max(LINE_SECONDS, passed / 10)):
+                passed = time.perf_counter() - self.begun
+                progress = f"{clock(passed)} so far"
+                if self.total:
+                    progress = f"{100 * min(1, self.count / self.total):.0f} %, {progress}"
+                print(f"{self.what}: {progress}", file=sys.stderr, flush=True)
 
     def _show_bar(self) -> None:
         shape = "{desc}  {elapsed}"
@@ -84,15 +90,6 @@ class Progress:
                 bar.refresh()
                 if self._over.wait(0.25):
                     return
-
-    def _print_lines(self) -> None:
-        passed = 0.0
-        while not self._over.wait(max(LINE_SECONDS, passed / 10)):
-            passed = time.perf_counter() - self.begun
-            progress = f"{clock(passed)} so far"
-            if self.total:
-                progress = f"{100 * min(1, self.count / self.total):.0f} %, {progress}"
-            print(f"{self.what}: {progress}", file=sys.stderr, flush=True)
 
 
 @cache

@@ -18,12 +18,12 @@ def adopt_srun() -> None:
     launched(), rank(), local_rank()  # raise unless torchrun's variables are numbers
     needed = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in needed if name not in os.environ]
-    if missing and ("RANK" in os.environ or "LOCAL_RANK" in os.environ):
-        present = next(name for name in needed if name in os.environ)
-        without = f"is set without {', '.join(missing)}; unset {present}, or start with torchrun"
-        raise JobError(
-            f"{present}={os.environ[present]}: this environment variable of torchrun {without}"
-        )
+    for present in needed[:2]:
+        if missing and present in os.environ:
+            without = f"is set without {', '.join(missing)}; unset it, or start with torchrun"
+            raise JobError(
+                f"{present}={os.environ[present]}: this environment variable of torchrun {without}"
+            )
     if (
         "SLURM_STEP_ID" not in os.environ
         or "RANK" in os.environ
@@ -33,7 +33,7 @@ def adopt_srun() -> None:
     tasks = _number("SLURM_STEP_NUM_TASKS")
     machines = _number("SLURM_STEP_NUM_NODES")
     layout = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")  # such as 2(x3), or 2,1 if unequal
-    if tasks % machines or "," in layout:
+    if "," in layout:
         on = f"{tasks} tasks on {machines} machines ({layout})"
         raise JobError(f"srun: {on}: give every machine the same number of tasks")
     # The first machine in the list: node[5-7,9],other1 -> node5,other1 -> node5.
@@ -42,14 +42,14 @@ def adopt_srun() -> None:
     # A port that all tasks of a step compute alike, and that differs in the next step.
     port = 15_000 + (_number("SLURM_JOB_ID") * 16 + _number("SLURM_STEP_ID")) % 10_000
     os.environ |= {
-        "RANK": str(_number("SLURM_PROCID")),
-        "LOCAL_RANK": str(_number("SLURM_LOCALID")),
-        "GROUP_RANK": str(_number("SLURM_NODEID")),
+        "RANK": os.environ["SLURM_PROCID"],
+        "LOCAL_RANK": os.environ["SLURM_LOCALID"],
+        "GROUP_RANK": os.environ["SLURM_NODEID"],
         "WORLD_SIZE": str(tasks),
         "LOCAL_WORLD_SIZE": str(tasks // machines),
-        "MASTER_ADDR": os.environ.get("MASTER_ADDR", first),
-        "MASTER_PORT": os.environ.get("MASTER_PORT", str(port)),
     }
+    os.environ.setdefault("MASTER_ADDR", first)
+    os.environ.setdefault("MASTER_PORT", str(port))
 
 
 def launched() -> tuple[int, int] | None:

@@ -23,7 +23,7 @@ from omegaconf.errors import (
 
 from base.errors import InputError, one_line
 from base.jobs.run_directory import find
-from base.options import spell, wrong_value
+from base.options import check_value, spell, wrong_value
 from conf.keys import CONF, FOLDERS, KEYS, VERBATIM, groups, nearest_key
 from conf.overrides import check_classless, parse
 from conf.schema import PLUGINS, Config, SearchConfig
@@ -45,12 +45,8 @@ def compose(arguments: Sequence[str]) -> Config:
             # model.
             return config
         config = compose_object("train", arguments, trained_groups(model, meta))
-    if config.minutes is not None:
-        _check_minutes(config)
-    return config
-
-
-def _check_minutes(config: Config) -> None:
+    if config.minutes is None:
+        return config
     minutes = f"minutes={config.minutes:g}"
     steps = config.trainer.max_steps
     if steps != "auto":
@@ -63,6 +59,7 @@ def _check_minutes(config: Config) -> None:
             f"{minutes}: needs optim.schedule=trapezoid, because a cosine depends on the number of "
             "steps, which is chosen while the run trains; or set trainer.max_steps instead"
         )
+    return config
 
 
 def trained_groups(model: ModelConfig, meta: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -79,15 +76,22 @@ def read_config(run: Path, *, classes: bool = True) -> Config:
     """
     path = run / "config.yaml"
     try:
-        values = _read_plain(path)
+        text = path.read_text("utf-8")
+        with as_input_error():
+            events = yaml.parse(text, yaml.SafeLoader)
+            if any(isinstance(event, yaml.AliasEvent) for event in events):
+                # OmegaConf copies what aliases stand for, which a stranger can make exponential.
+                raise InputError("an alias is not accepted: a run's file has none")
+            values: Any = OmegaConf.to_container(OmegaConf.load(path))
+        if not isinstance(values, dict):
+            raise InputError("must be a mapping of keys to values")
         missing = {field.name for field in fields(Config)} - values.keys()
         for group in groups():
-            _check_mapping(group, values.get(group, {}))
+            check_value(group, values.get(group, {}), dict, {})
         plugins = {group: values.get(group, {}) for group in PLUGINS}
         for group, entries in plugins.items():
             check_classless(group, entries)
-            for name, options in entries.items():
-                _check_mapping(f"{group}.{name}", options)
+            for name in entries:
                 if classes and name not in groups()[group]:
                     raise InputError(
                         f"{group}.{name}: no such preset; add --config-dir=FOLDER, which has {group}/{name}.yaml"
@@ -103,27 +107,6 @@ def read_config(run: Path, *, classes: bool = True) -> Config:
         return config if classes else replace(config, **plugins)
     except (OSError, ValueError) as error:  # ValueError: also bytes that are not UTF-8
         raise InputError(f"{path}: {one_line(error)[:300]}") from None
-
-
-def _check_mapping(key: str, value: Any) -> None:
-    if not isinstance(value, dict):
-        raise InputError(f"{key}={spell(value)}: must be a mapping")
-
-
-def _read_plain(path: Path) -> dict[str, Any]:
-    """Read a YAML file without resolving interpolations.
-
-    Aliases are refused: OmegaConf copies what they stand for, which a stranger can make
-    exponential.
-    """
-    text = path.read_text("utf-8")
-    with as_input_error():
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise InputError("an alias is not accepted: a run's file has none")
-        values = OmegaConf.to_container(OmegaConf.load(path))
-    if not isinstance(values, dict):
-        raise InputError("must be a mapping of keys to values")
-    return values  # type: ignore[return-value]
 
 
 def compose_object(primary: str, arguments: Sequence[str], defaults: Any = None) -> Any:

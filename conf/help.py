@@ -1,7 +1,5 @@
 """The text of `train.py --help` and `train.py --help=all`."""
 
-from collections.abc import Iterator
-
 from base.options import spell
 from base.processes import command
 from conf.keys import KEYS, SEARCH_KEYS, groups
@@ -53,16 +51,11 @@ def usage(everything: bool) -> str:
     if not everything:
         lines += ["", f"{train} --help=all lists every key with its default, meaning and range"]
         return "\n".join(lines)
+    keys = KEYS | SEARCH_KEYS
     for section, names in SECTIONS.items():
         lines += ["", section]
         for name in names.split():
-            lines += _lines_of(name)
+            for key in [key for key in keys if key.startswith(name)]:
+                setting = f"{key}={spell(keys[key].default)}"
+                lines.append(f"  {setting:34} {keys[key].metadata['help']} ({keys[key].allowed})")
     return "\n".join(lines)
-
-
-def _lines_of(name: str) -> Iterator[str]:
-    """Yield a line about the key `name` or, if the name ends in a dot, about each key of its group."""
-    for key, about in (KEYS | SEARCH_KEYS).items():
-        if key.startswith(name) and "help" in about.metadata:
-            setting = f"{key}={spell(about.default)}"
-            yield f"  {setting:34} {about.metadata['help']} ({about.allowed})"

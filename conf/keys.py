@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from base.errors import InputError, most_similar
+from base.errors import most_similar
 from base.options import allowed
 from base.processes import command
 from conf.schema import Config, SearchConfig
 
 CONF = Path(__file__).parent
-FOLDERS: list[Path] = []  # of `--config-dir`
+FOLDERS: list[Path] = []  # of `--config-dir`, each with folders of groups, as conf/ has them
 
 
 # What nanoGPT, transformers and Lightning call our keys, or what is done here by the key.
@@ -85,23 +85,6 @@ VERBATIM = {name for name, key in KEYS.items() if key.metadata.get("verbatim")}
 PATHS = ("data.path", "data.validation", "data.test")
 
 
-def add_folder(name: str) -> None:
-    """Make the presets in the folder `name`, which has a folder for each group as conf/ has, available."""
-    folder = Path(name).absolute()
-    if not name or not folder.is_dir():
-        raise InputError(f"--config-dir {name}: no such folder")
-    files = [file for group in groups() for file in folder.glob(f"{group}/*.yaml")]
-    if not files:
-        raise InputError(
-            f"--config-dir {name}: contains no preset, such as {Path(name) / 'model/mine.yaml'}"
-        )
-    for file in files:
-        if (CONF / file.relative_to(folder)).exists():  # which Hydra would use instead
-            raise InputError(f"{file}: conf/ has a preset of this name; rename the file")
-    if folder not in FOLDERS:
-        FOLDERS.append(folder)
-
-
 def with_folders(arguments: Iterable[str]) -> list[str]:
     """Return the arguments of a command to which the presets of this command's `--config-dir` are available."""
     return [*(f"--config-dir={folder}" for folder in FOLDERS), *arguments]
@@ -128,9 +111,10 @@ def nearest_key(key: str, others: Iterable[str] = ()) -> str:
     for ours, theirs in ELSEWHERE.items():
         if last in theirs.split():
             return f"; nearest: {ours}"
+    if group in groups():
+        names = [name for name in names if name.startswith(f"{group}.")]
     # of the keys with the same last component, the first one counts
     full = {name.rpartition(".")[2]: name for name in reversed(names)}
     full |= {name: name for name in names}
-    in_group = {last: name for last, name in full.items() if name.startswith(f"{group}.")}
-    close = most_similar(last, in_group if group in groups() else full)
+    close = most_similar(last, full)
     return f"; nearest: {full[close]}" if close else ""

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 # Hydra has no documented function that expands the values of a sweep.
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -16,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from base.command_line import Parser
 from base.errors import InputError
-from conf.keys import KEYS, LAUNCH, SEARCH_KEYS, VERBATIM, add_folder, groups, nearest_key
+from conf.keys import CONF, FOLDERS, KEYS, LAUNCH, SEARCH_KEYS, VERBATIM, groups, nearest_key
 from conf.schema import MORE
 
 FLAGS = (
@@ -29,7 +30,6 @@ OF_PLUGINS = ("callbacks.", "logger.")  # the files of conf/ have the rest of th
 # The option of a plug-in, but not its class, and not the plug-in as a whole: an interpolation
 # such as ${oc.create:…} could bring a class.
 PLUGIN_KEY = re.compile(r"\w+\.[\w-]+(\.(?!_target_\b)\w+)+", re.ASCII)
-WEB_CHARACTERS = re.compile("[–—−“”„‘’]")
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,17 @@ def read_command(arguments: Sequence[str]) -> Command:
     parser.add_argument("-c", "--cfg", choices=["job"])
     parser.add_argument("-cd", "--config-dir", action="append", default=[])
     flags, others = parser.parse_known_args(arguments)
-    for folder in flags.config_dir:
-        add_folder(folder)  # before keys are checked, because they may be those of its presets
+    # Before keys are checked, because they may be those of the presets in these folders.
+    for name in flags.config_dir:
+        folder = Path(name).absolute()
+        files = list(folder.glob("*/*.yaml"))
+        if not files:
+            raise InputError(f"--config-dir {name}: has no preset, such as model/mine.yaml")
+        for file in files:
+            if (CONF / file.relative_to(folder)).exists():  # which Hydra would use instead
+                raise InputError(f"{file}: conf/ has a preset of this name; rename the file")
+        if folder not in FOLDERS:
+            FOLDERS.append(folder)
     by_key = dict[str, str]()
     for argument in others:
         setting = checked(argument)
@@ -90,45 +99,35 @@ def checked(argument: str) -> str:
             f"{argument}: no such flag{near}; must be key=value or one of {', '.join(FLAGS)}"
         )
     key = name.lstrip("+")
-    if key.startswith("~"):
-        raise InputError(f"{argument}: keys cannot be removed; give {key[1:]} a value")
-    if key not in VERBATIM and WEB_CHARACTERS.search(argument):
-        raise InputError(f"{argument}: has a dash or quotes of a web page; type - ' \"")
-    if not (equals and key):
-        raise InputError(f"{argument}: must be key=value, such as model.heads=8{_hint(argument)}")
     if key != name and key not in KEYS:
         key = re.sub(r"^trainer\.(?!more\.)", "trainer.more.", key)
+    is_passed_on = key.startswith("trainer.more.")
+    if is_passed_on:
+        is_known = key.removeprefix("trainer.more.") in MORE
+    else:
+        is_known = key in (*groups(), *KEYS, *SEARCH_KEYS) or key.startswith(OF_PLUGINS)
+    if not (equals and key):
+        if argument == "=" or is_known:
+            hint = "; without spaces around ="
+        elif argument.endswith((".yaml", ".yml")):
+            hint = "; for FOLDER/experiment/NAME.yaml: --config-dir=FOLDER experiment=NAME"
+        elif "/" in argument or argument.endswith(".txt") or os.path.exists(argument):
+            hint = f"; to train on a text: data.path={argument}"
+        else:
+            hint = nearest_key(argument)
+        raise InputError(f"{argument}: must be key=value, such as model.heads=8{hint}")
     if key.endswith(" ") or not (value or key in VERBATIM):
         raise InputError(f"{argument}: must be key=value, without spaces around =")
-    if not is_key(key):
+    if not is_known:
         near = nearest_key(key)
-        if key.startswith("trainer.more."):
+        if is_passed_on:
             raise InputError(f"{argument}: is not accepted{near.replace('nearest:', 'use')}")
         raise InputError(f"{key}: no such key{near}")
-    if key != name and not key.startswith("trainer.more."):
-        raise InputError(f"{argument}: {key} exists; leave the + out")
     if key.startswith(OF_PLUGINS) and not PLUGIN_KEY.fullmatch(key):
         raise InputError(
             f"{argument}: must be the option of a preset, such as callbacks.ema.share=0.1"
         )
     return f"{key}={value}"
-
-
-def is_key(key: str) -> bool:
-    if key.startswith("trainer.more."):
-        return key.removeprefix("trainer.more.") in MORE
-    return key in (*groups(), *KEYS, *SEARCH_KEYS) or key.startswith(OF_PLUGINS)
-
-
-def _hint(word: str) -> str:
-    """Return a hint for the end of an error line about an argument without a key."""
-    if word == "=" or is_key(word):
-        return "; without spaces around ="
-    if word.endswith((".yaml", ".yml")):
-        return "; a file of settings is a preset: --config-dir=FOLDER experiment=NAME for FOLDER/experiment/NAME.yaml"
-    if "/" in word or word.endswith(".txt") or os.path.exists(word):
-        return f"; to train on a text: data.path={word}"
-    return nearest_key(word)
 
 
 def values_of(argument: str) -> list[str]:
@@ -152,8 +151,7 @@ def values_of(argument: str) -> list[str]:
     except (HydraException, ValueError):  # an interval, a glob, or values beside a range
         raise InputError(f"{argument}: write {key}=a,b,c or {key}=range(a,b)") from None
     if not 0 < len(values) <= MAX_RUNS:
-        number = f"more than {MAX_RUNS:,}" if values else "no"
-        raise InputError(f"{argument}: has {number} values")
+        raise InputError(f"{argument}: must have 1 to {MAX_RUNS:,} values")
     return [f"{key}={value}" for value in values]
 
 

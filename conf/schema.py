@@ -1,6 +1,8 @@
 """The configuration of `train.py` as dataclasses: every key with its default, meaning and range. Loads no torch."""
 
 import dataclasses
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,15 +10,14 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from base.errors import InputError
-from base.jobs import run_directory
-from base.options import allowed, check, fits, option, spell, wrong_value
+from base.options import check, check_value, option, spell
 from data.config import DataConfig
 from gpt.config import ModelConfig, OptimConfig
 
 # keys that map the names of files in conf/ to classes and their arguments
 PLUGINS = ("callbacks", "logger")
-MONITORED = ("val/loss", "val/bpc", "val/bpb")  # what each validation logs
 PRECISIONS = ("auto", "32-true", "bf16-mixed")
+MONITORED = ("val/loss", "val/bpc", "val/bpb")  # what each validation logs
 # The arguments of `L.Trainer` that `trainer.more` accepts, because they break no promise.
 MORE: dict[str, tuple[Any, dict[str, int]]] = {  # name -> type and range
     "min_steps": (int | None, {"least": 1}),
@@ -95,14 +96,11 @@ class TrainerConfig:
             key = f"trainer.more.{name}"
             if name not in MORE:
                 raise InputError(f"{key}: must be one of {', '.join(MORE)}")
-            kind, limits = MORE[name]
-            if not fits(value, kind, limits):
-                raise wrong_value(key, value, allowed(kind, limits))
-        is_number = fits(self.devices, int, {"least": 1})
-        is_list = fits(self.devices, list[int], {"least": 0}) and len(self.devices) > 0
-        if not (self.devices == "auto" or is_number or is_list):
-            needed = "auto, a whole number, at least 1, or a list of device indices such as [0,1]"
-            raise wrong_value("trainer.devices", self.devices, needed)
+            check_value(key, value, *MORE[name])
+        if self.devices and isinstance(self.devices, list):
+            check_value("trainer.devices", self.devices, list[int], {"least": 0})
+        else:
+            check_value("trainer.devices", self.devices, Any, {"auto": int, "least": 1})
 
 
 @dataclass(frozen=True)
@@ -212,23 +210,25 @@ class Config:
         # Hydra and YAML read true and false as booleans; store the word.
         object.__setattr__(self, "compile", spell(self.compile))
         for name, arguments in (self.callbacks | self.logger).items():
-            if not isinstance(arguments, dict):
-                raise InputError(f"callbacks and logger: {name} must be a mapping")
+            check_value(name, arguments, dict, {})
             if str(arguments.get("_target_")).endswith(".EarlyStopping"):
-                _check_early_stopping(f"callbacks.{name}", arguments)
-        if self.name is not None:
-            run_directory.check_name(self.name)
-
-
-def _check_early_stopping(key: str, arguments: Mapping[str, Any]) -> None:
-    monitor = arguments.get("monitor")
-    if monitor not in MONITORED:
-        raise wrong_value(f"{key}.monitor", monitor, f"one of {', '.join(MONITORED)}", MONITORED)
-    patience = arguments.get("patience", 0)
-    if patience != "auto" and not fits(patience, int, {"least": 0}):
-        raise wrong_value(
-            f"{key}.patience", patience, "a whole number of validations, at least 0, or auto"
-        )
+                check_value(
+                    f"callbacks.{name}.monitor",
+                    arguments.get("monitor"),
+                    str,
+                    {"choices": MONITORED},
+                )
+                patience = arguments.get("patience", 0)  # in validations
+                check_value(f"callbacks.{name}.patience", patience, Any, {"auto": int, "least": 0})
+        if self.name is None:
+            return
+        parts = self.name.split("/")
+        # a part that begins with a dot is hidden or, such as "..", elsewhere
+        is_name = all(re.fullmatch(r"[^.\\][^\\]*", part) and part.isprintable() for part in parts)
+        if not is_name or len(parts) > 2 or max(len(os.fsencode(part)) for part in parts) > 200:
+            raise InputError(
+                f"name={self.name[:40]!r}: must be a name of 1 to 200 bytes in runs/, or SWEEP/TRIAL"
+            )
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -98,7 +98,7 @@ PARTS = {  # what the line has in it, in parts where the words between them do n
     "score.py model.st text.txt --device cuda:99": "--device cuda:99",
     "score.py model.st text.txt --html a.html more.txt": ": more.txt",
     "score.py model.st text.txt --per-document": "--per-document: model.st",
-    "score.py lines.st text.txt --csv a.csv": "--csv a.csv: needs --per-document",
+    "score.py lines.st text.txt --csv a.csv": "--csv: needs --per-document",
     "score.py lines.st text.txt --per-document --html a.html": "cannot be combined with --html",
     "score.py lines.st text.txt --per-document --window strided": "cannot be combined with --window",
     "score.py lines.st blank.txt --per-document --csv a.csv": "blank.txt has only whitespace",

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import shlex
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -191,17 +190,6 @@ def newest_first(pattern: str) -> list[Run]:
     return sorted(begun, key=begun.__getitem__, reverse=True)
 
 
-def check_name(name: str) -> None:
-    """Raise an `InputError` unless `name` is NAME or, for a trial of a sweep, SWEEP/TRIAL."""
-    parts = name.split("/")
-    # a part that begins with a dot is hidden or, such as "..", elsewhere
-    is_name = all(re.fullmatch(r"[^.\\][^\\]*", part) and part.isprintable() for part in parts)
-    if not is_name or len(parts) > 2 or max(len(os.fsencode(part)) for part in parts) > 200:
-        raise InputError(
-            f"name={name[:40]!r}: must be a name of 1 to 200 bytes in runs/, or SWEEP/TRIAL"
-        )
-
-
 def matching(pattern: str) -> list[Run]:
     """Return the trials of a sweep, or the runs that match a pattern such as `abl-*`."""
     path = path_of(pattern)
@@ -238,7 +226,7 @@ def find(name: str | None, need: str) -> Path:
             is_unfinished = not summary.debug and summary.status not in ("finished", "diverged")
             # Rank 0 locks the directory for all ranks, so the others do not ask.
             if is_unfinished and (ranks.rank() > 0 or not run_lock.in_use(run.directory)):
-                return _run_at(run.directory, str(run))
+                return run.directory
         raise InputError(
             f"auto: no unfinished run in {RUNS}/ that is not in use; diverged runs are skipped"
         )

@@ -1,6 +1,5 @@
 import errno
 import os
-import re
 from unittest.mock import Mock
 
 import pytest
@@ -38,17 +37,17 @@ def test_what_cannot_be_written_leaves_the_old_one_alone(tmp_path, monkeypatch, 
     path = tmp_path / "name"
     write_text(path, "old")
     broken = OSError(errno.EIO, "the disk is broken")
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="the disk is broken"):
+    with monkeypatch.context() as patch, pytest.raises(OSError) as caught:
         patch.setattr(os, call, Mock(side_effect=broken))
         write_text(path, "new")
+    assert caught.value.filename == str(path)
     assert_only_the_old_one(path)
 
 
-@pytest.mark.parametrize("below", [None, "below/a.txt"])
-def test_an_error_names_what_was_to_be_written(tmp_path, below):
+def test_an_error_names_what_was_to_be_written(tmp_path):
     path = tmp_path / "name"
-    with pytest.raises(OSError, match=re.escape(str(path))) as caught, atomic(path) as temporary:
-        raise OSError(errno.EIO, "the disk is broken", below and str(temporary / below))
+    with pytest.raises(OSError) as caught, atomic(path) as temporary:
+        raise OSError(errno.EIO, "the disk is broken", str(temporary / "below/a.txt"))
     assert caught.value.filename == str(path)
 
 

@@ -5,38 +5,29 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
+from conf.compose import read_config
 from conf.keys import CONF, FOLDERS
+from conf.schema import by_key
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from tests.conf.test_defaults import compose
 from tests.conftest import needs, one_line, summary
+from tests.stores import make
 
 FILES = sorted(file.relative_to(CONF).with_suffix("").as_posix() for file in CONF.rglob("*.yaml"))
 
 
 GROUPED = [file for file in FILES if "/" in file and "hparams_search" not in file]
-SIZED = [
-    file for file in GROUPED if re.match("model/(?!auto)|experiment/(enwik8|stdlib_gpu)", file)
-]
-
-
-def choose(file):
-    group, _, choice = file.rpartition("/")
-    return compose([f"{group}=[{choice}]" if group == "callbacks" else f"{group}={choice}"])
+SIZED = "model/(?!auto)|experiment/(enwik8|stdlib_gpu)"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", GROUPED)
-def test_every_file_can_be_chosen(file):
-    choose(file)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("file", SIZED)
-def test_a_file_says_how_large_its_model_is(file):
-    config = choose(file)
+def test_every_file_can_be_chosen_and_says_how_large_its_model_is(file):
+    config = compose([file.replace("/", "=")])
+    if not re.match(SIZED, file):
+        return
     autos = [key for key, value in vars(config.model).items() if value == "auto"]
     chosen_later = {key: getattr(ModelConfig, key) for key in autos}
     size = 256 if config.data.tokenizer == "byte" else 96
@@ -68,61 +59,55 @@ CHAIN = {  # each preset inherits from the next one, and replaces a value of it
 
 @pytest.fixture
 def chain(workplace, request):
-    """A folder with the presets of `CHAIN`, and a model that inherits from one of ours."""
+    """A folder with the presets of `CHAIN`."""
     request.addfinalizer(FOLDERS.clear)
-    for group in ("experiment", "model"):
-        (workplace / "own" / group).mkdir(parents=True)
-    for name, text in CHAIN.items():
-        (workplace / f"own/experiment/{name}.yaml").write_text(f"# @package _global_\n{text}")
-    (workplace / "own/model/mine.yaml").write_text("defaults:\n  - nanogpt\ncontext: 48\n")
+    files = {
+        f"experiment/{name}.yaml": f"# @package _global_\n{text}" for name, text in CHAIN.items()
+    }
+    make(workplace / "own", files)
     return "--config-dir=own"
-
-
-def inherited(values):
-    """What the values of `CHAIN` have become."""
-    optim = [values["optim"][key] for key in ("cooldown", "warmup", "clip", "lr")]
-    return [values["seed"], values["data"]["split"], *optim, list(values["logger"])]
-
-
-FOUND = [7, [0.8, 0.1, 0.1], 0.25, 3, 0.5, 0.01, ["csv"]]
-
-
-def stored(run):
-    return yaml.safe_load(Path("runs", run, "config.yaml").read_text())
 
 
 def test_a_run_continues_without_the_folder_of_its_preset(chain, train):
     ended = train(chain, "experiment=a", "trainer.max_steps=2", "name=a")
-    assert ended.status == 0 and inherited(stored("a")) == FOUND, ended
     FOLDERS.clear()
     ended = train("resume=runs/a", "trainer.max_steps=3", defaults=False)
     assert ended.status == 0 and "bit for bit" not in ended.out, ended
-    assert inherited(stored("a")) == FOUND and summary("a")["steps"] == 3
+    values = by_key(read_config(Path("runs/a")))
+    inherited = {
+        "seed": 7,
+        "data.split": [0.8, 0.1, 0.1],
+        "optim.cooldown": 0.25,
+        "optim.warmup": 3,
+    }
+    inherited |= {"optim.clip": 0.5, "optim.lr": 0.01, "logger": {"csv": {}}}
+    assert values | inherited == values and summary("a")["steps"] == 3
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("sed: 8\n", "In 'experiment/c': sed: no such key"),
-        ("layers: [", "while parsing"),
-        ("defaults:\n  - a\n", "a preset inherits from itself"),
-    ],
-)
-def test_a_wrong_preset_is_one_line(chain, train, content, said):
-    Path("own/experiment/c.yaml").write_text(f"# @package _global_\n{content}")
-    one_line(train(chain, "experiment=a", defaults=False), 2, said)
+GLOBAL = "# @package _global_\n"
+WRONG = [  # a preset, its content, and what is said of it
+    ("experiment=c", f"{GLOBAL}sed: 8\n", "In 'experiment/c': sed: no such key"),
+    ("experiment=c", f"{GLOBAL}layers: [", "while parsing"),
+    ("experiment=c", f"{GLOBAL}defaults:\n  - a\n", "a preset inherits from itself"),
+    ("experiment=c", "seed: 8\n", "In 'experiment/c': its first line must be # @package _global_"),
+    ("model=tiny", "dim: 8\n", "tiny.yaml: conf/ has a preset of this"),
+    ("hparams_search=mine", "trial: 3\n", "trial: no such key"),
+    ("hparams_search=mine", "space: {optim.lrr: 1}\n", "nearest: optim.lr"),
+]
 
 
-def test_a_preset_of_all_groups_says_so_in_its_first_line(chain, train):
-    Path("own/experiment/c.yaml").write_text("seed: 8\n")
-    said = "In 'experiment/c': its first line must be # @package _global_"
-    one_line(train(chain, "experiment=c", defaults=False), 2, said)
+@pytest.mark.parametrize(("chosen", "content", "said"), WRONG)
+def test_a_wrong_preset_is_one_line(chain, train, chosen, content, said):
+    group, _, name = chosen.partition("=")
+    if group == "hparams_search":
+        needs("optuna", extra="search")
+    make(Path("own"), {f"{group}/{name}.yaml": content})
+    one_line(train(chain, chosen, defaults=False), 2, said)
 
 
 def test_a_callback_of_one_s_own_goes_with_its_folder(chain, train, export):
-    Path("own/callbacks").mkdir()
     ema = (CONF / "callbacks/ema.yaml").read_text()
-    Path("own/callbacks/mine.yaml").write_text(ema.replace("ema:", "mine:"))
+    make(Path("own"), {"callbacks/mine.yaml": ema.replace("ema:", "mine:")})
     ended = train(chain, "callbacks=mine", "trainer.max_steps=2", "name=a")
     assert ended.status == 0, ended
     folder = f"--config-dir={Path('own').absolute()}"
@@ -135,21 +120,3 @@ def test_a_callback_of_one_s_own_goes_with_its_folder(chain, train, export):
     one_line(train("resume=a", "trainer.max_steps=4", defaults=False), 2, said)
     assert export("a", "--to", "card", "card.md").status == 0
     assert "'callbacks=[mine]' callbacks.mine.share=0.05" in Path("card.md").read_text()
-
-
-def test_a_preset_may_not_have_the_name_of_one_of_ours(chain, train):
-    Path("own/model/mine.yaml").rename("own/model/tiny.yaml")
-    one_line(
-        train(chain, "model=tiny", defaults=False), 2, "tiny.yaml: conf/ has a preset of this"
-    )
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [("trial: 3\n", "trial: no such key"), ("space: {optim.lrr: 1}\n", "nearest: optim.lr")],
-)
-def test_a_wrong_key_in_a_search_of_one_s_own_is_one_line(chain, train, content, said):
-    needs("optuna", extra="search")
-    Path("own/hparams_search").mkdir()
-    Path("own/hparams_search/mine.yaml").write_text(content)
-    one_line(train(chain, "hparams_search=mine"), 2, said)

@@ -10,6 +10,7 @@ import sys
 import time
 import zipfile
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -61,23 +62,20 @@ def the(number, action=die):
 
 
 def in_rank(rank, fault, *arguments):
-    before(LitGPT, "on_fit_start", lambda *_: fault(*arguments) if ranks.rank() == rank else None)
+    in_call("on_fit_start", lambda _: ranks.rank() == rank, partial(fault, *arguments))
 
 
 def in_trial(name, fault, *arguments):
-    before(
-        LitGPT,
-        "on_fit_start",
-        lambda *_: fault(*arguments) if f"name={name}" in sys.argv else None,
-    )
+    in_call("on_fit_start", lambda _: f"name={name}" in sys.argv, partial(fault, *arguments))
+
+
+def in_call(name, condition, action):
+    """Act at the beginning of a method of the module if a condition on the module holds."""
+    before(LitGPT, name, lambda module, *_: action() if condition(module) else None)
 
 
 def before_step(step, action):
-    before(
-        LitGPT,
-        "training_step",
-        lambda module, *_: action() if module.global_step == step else None,
-    )
+    in_call("training_step", lambda module: module.global_step == step, action)
 
 
 def at_step(step, number=signal.SIGKILL):
@@ -125,15 +123,9 @@ def in_write(number, size):
 
 
 def before_rename(number, name):
-    """Die when a file is to take a name that begins or ends so, the `number`-th time (from 1)."""
+    """Die when a file is to take a name that begins so, the `number`-th time (from 1)."""
     kill = the(number)
-    before(
-        os,
-        "replace",
-        lambda _, to: (
-            kill() if Path(to).name.startswith(name) or Path(to).suffix == name else None
-        ),
-    )
+    before(os, "replace", lambda _, to: kill() if Path(to).name.startswith(name) else None)
 
 
 def before_call(name, number=signal.SIGKILL, call=1):
@@ -153,15 +145,6 @@ def fail_to_read(error):
         raise error
 
     before(zipfile.ZipFile, "testzip", fail)
-
-
-def break_best():
-    def damage(run, module, contents):
-        contents["history"]["best_step"] = 10
-        best = run.model("best")
-        best.write_bytes(best.read_bytes()[:-100])
-
-    before(training.results, "write_results", damage)
 
 
 def limit(size):
@@ -256,9 +239,3 @@ def hang_in_rank(rank, step):
     # seconds until the launcher kills a rank that does not end
     PContext.close.__defaults__ = (None, 3)
     in_rank(rank, at_step, step, signal.SIGSTOP)
-
-
-def signal_while_loading(number):
-    """Send oneself a signal while weights are copied, where torch catches whatever is raised."""
-    send = the(1, sending(number))
-    before(LitGPT, "load_state_dict", lambda *_, **__: before(torch.Tensor, "copy_", send))

@@ -15,6 +15,7 @@ from gpt.model_file import FORMAT
 from tests.model_files import CONFIG, LETTERS, by_hand, description, packed, unpacked, weights
 
 MB = 2**20
+NORM = "norm.weight"
 CONTROLS = "\x1b[31m\x07\x9b\r\n\x7f"
 
 
@@ -43,8 +44,7 @@ def header(change):
 
 
 def state(**changes):
-    changed = {**weights(), **{name.replace("__", "."): value for name, value in changes.items()}}
-    return by_hand({name: value for name, value in changed.items() if value is not None})
+    return by_hand(weights() | changes)
 
 
 def twice():
@@ -78,34 +78,30 @@ def tensor(**changes):
 # test_any_description of test_fuzz.py.
 DEEP, LONG = "[" * 900 + "0" + "]" * 900, "1" * 4200
 WRONG = {
-    "format": [str(FORMAT + 1), LONG], "text": ['"\\ud800"'], "val_loss": ["NaN"], "step": [str(2**63)],
-    "model_config": ['{"\\u001b[31m\\n": 1}'], "vocabulary": ['{"kind": "byte"}'],
-    "evaluation": ['{"mode": 1}'], "sha256": ["null", DEEP], "model.heads": ["3"], "model.layers": ["2", LONG],
-    "model.dim": ["131072"], "model.context": ["1e400"], "model.tied": ["true"], "model.positions": [DEEP],
-    "documents": ['{"kind": "line", "end": "\\u2603", "name": ""}'], "texts": ['[{"sha256": ""}]'],
+    "format": [str(FORMAT + 1), LONG], "text": ['"\\ud800"'], "val_loss": ["NaN"],
+    "vocabulary": ['{"kind": "byte"}'], "sha256": ["null", DEEP], "model.layers": ["2", LONG],
+    "model.dim": ["131072"], "model.context": ["1e400"],
 }  # fmt: skip
 HOSTILE = {
     "nothing": lambda: b"", "50 MB of zeros": lambda: bytes(50 * MB), "a pickle": lambda: pickle.dumps(Payload()),
-    "a checkpoint with a payload": checkpoint, "a pickle behind a header": lambda: packed({}, pickle.dumps(Payload())),
+    "a checkpoint with a payload": checkpoint,
     "a header of 2^64 bytes": lambda: struct.pack("<Q", 2**64 - 1) + by_hand()[8:],
-    "a header of 8 MB of junk": lambda: packed(b"{" + os.urandom(8 * MB - 9), b""),
     "a header above the limit": lambda: packed(b"{}" + b" " * 8 * MB, b""),
     "a header of many names": lambda: packed(
         {f"x{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(120_000)}, b""),
-    "a header of one long shape": lambda: packed(tensor(shape=[1] * 2_500_000), bytes(704)),
     "a header deep in itself": lambda: packed(b'{"a": ' * 500_000 + b"1" + b"}" * 500_000, b""),
     "a name twice": twice, "no metadata": lambda: header(lambda content: content.pop("__metadata__")),
     "metadata that is no text": lambda: header(lambda content: content["__metadata__"].update(chargpt={"format": 5})),
-    "a description that is no JSON": lambda: by_hand(raw="x"),
     "a description deep in a field": lambda: by_hand(raw='{"x":' * 200_000 + "1" + "}" * 200_000),
     "a description of 7 MB": lambda: by_hand(raw=json.dumps({"format": FORMAT, "x": "x" * 7 * MB})),
     **{f"a weight with {changes}": lambda changes=changes: header(lambda content: content.update(tensor(**changes)))
        for changes in ({"data_offsets": [2**40, 2**40 + 704]}, {"data_offsets": [704, 0]},
                        {"data_offsets": ["0", None]}, {"shape": [16, 11]}, {"dtype": "I32"}, {"dtype": CONTROLS})},
-    "a weight missing": lambda: state(head__weight=None), "more at the end": lambda: by_hand() + b"x" * 100,
-    "a weight too many": lambda: state(blocks__1__norm1__weight=np.zeros(16, np.float32)),
-    "a weight of doubles": lambda: state(norm__weight=np.ones(16)),
-    **{f"weights that are {value}": partial(state, norm__weight=np.full(16, value, np.float32))
+    "a weight missing": lambda: header(lambda content: content.pop("head.weight")),
+    "more at the end": lambda: by_hand() + b"x" * 100,
+    "a weight too many": lambda: state(more=np.zeros(16, np.float32)),
+    "a weight of doubles": lambda: state(**{NORM: np.ones(16)}),
+    **{f"weights that are {value}": partial(state, **{NORM: np.full(16, value, np.float32)})
        for value in (np.nan, -np.inf)},
     "two weights exchanged": lambda: header(lambda content: content.update(
         {"embedding.weight": content["head.weight"], "head.weight": content["embedding.weight"]})),
@@ -113,16 +109,14 @@ HOSTILE = {
        for letters in ("bacdefghijk", "aaaaaaaaaaa", "a\ud800", "")},
     "too many characters": lambda: of(vocabulary=many_characters(70_000)),
     "an absurd size": lambda: by_hand(model_config={**CONFIG, "dim": 2**17, "layers": 4096, "heads": 4096}),
-    "a name with colours": lambda: header(lambda content: content.update({CONTROLS: content.pop("norm.weight")})),
+    "a name with colours": lambda: header(lambda content: content.update({CONTROLS: content.pop(NORM)})),
     **{f"{key} {value[:12]}": partial(said, key, value) for key, values in WRONG.items() for value in values},
 }  # fmt: skip
 ODD = {
     "context 2^20, window 2^20": lambda: of(context=2**20, positions="sinusoidal", window=2**20),
     "context 2^18, learned": lambda: of(context=2**18, positions="learned", dim=32),
-    "context 2^20, 64 blocks": lambda: of(context=2**20, layers=64, positions="rotary"),
     "one character": lambda: of(vocabulary=chars("a")),
     "1000 blocks": lambda: of(layers=1000, heads=1, dim=4), "many": lambda: of(vocabulary=many_characters(65_536)),
-    "a vocabulary of controls": lambda: of(vocabulary=chars("".join(sorted(CONTROLS)))),
     "a name of controls that closes a page": lambda: by_hand(text=f"{CONTROLS}</script><script>alert(1)</script>"),
     **{f"weights of {std}": partial(of, std=std) for std in (1e37, 0)},
 }  # fmt: skip

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -98,16 +97,7 @@ def test_what_is_odd_costs_no_more_than_it_may(kind, program):
     )
 
 
-NO_FILES = [
-    "pipe.st",
-    "folder.st",
-    "loop.st",
-    "socket.st",
-    f"{'x' * 300}.st",
-    "/dev/zero",
-    "/dev/stdin",
-    "/proc/self",
-]
+NO_FILES = ["pipe.st", "folder.st", "loop.st", f"{'x' * 300}.st", "/dev/zero", "/dev/stdin"]
 
 
 @pytest.mark.parametrize(("path", "program"), [*zip(NO_FILES, itertools.cycle(PROGRAMS))])
@@ -115,20 +105,18 @@ def test_what_is_no_file_is_refused(path, program):
     os.mkfifo("pipe.st")
     Path("folder.st").mkdir()
     Path("loop.st").symlink_to("loop.st")
-    with socket.socket(socket.AF_UNIX) as unix:
-        unix.bind("socket.st")
     assert_refused(call(program, path), path[:80])
 
 
 # train.py quotes it, so that nobody types it unseen
 @pytest.mark.parametrize("program", ["sample", "score", "web"])
-@pytest.mark.parametrize(("data", "status"), [(b"x", 2), (of(), 0)], ids=["damaged", "whole"])
-def test_a_file_s_name_reaches_no_terminal_raw(program, data, status):
+def test_a_file_s_name_reaches_no_terminal_raw(program):
     name = "a\x1b[31m\x07\x9b\x7f.safetensors"
-    Path(name).write_bytes(data)
-    ended = call(program, name)
-    assert ended.status == status, ended
-    assert all(letter.isprintable() or letter == "\n" for letter in ended.out + ended.err), ended
+    for data, status in ((b"x", 2), (of(), 0)):
+        Path(name).write_bytes(data)
+        ended = call(program, name)
+        assert ended.status == status, ended
+        assert all(letter.isprintable() or letter == "\n" for letter in ended.out + ended.err)
 
 
 def on_a_terminal(*command):
@@ -141,31 +129,18 @@ TURNS = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]  # of the direction of 
 SAMPLE = [str(ROOT / "sample.py"), EVIL, "--seed", "0", "--num-chars"]
 
 
-@pytest.fixture
-def controls():
-    """The letters of a model that writes each of them: control characters, Latin and turns."""
-    letters = "".join(map(chr, [*range(0xA0), *TURNS]))
+def test_control_characters_of_a_sample_reach_files_but_no_terminal():
+    letters = "".join(map(chr, [*range(0xA0), *TURNS]))  # control characters, Latin and turns
     Path(EVIL).write_bytes(of(std=0, vocabulary=chars(letters)))
-    return letters
-
-
-def test_control_characters_of_a_sample_reach_files_but_no_terminal(controls):
     command = [*SAMPLE, "3000"]
     raw = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE).stdout.decode()
-    assert set(raw) == set(controls)
-    subprocess.run(
-        [sys.executable, *command, "--output", "out.txt"], check=True, stderr=subprocess.DEVNULL
-    )
-    assert Path("out.txt").read_bytes().decode() == raw
+    assert set(raw) == set(letters)
     pictures = {code: chr(0x2400 + code) for code in range(32)}
     pictures |= {code: f"\\x{code:x}" for code in range(128, 160)}
     pictures |= {code: f"\\u{code:x}" for code in TURNS}
     seen = raw.translate({**pictures, 127: "␡", 9: "\t", 10: "\r\n"})
     assert f"--- 1\r\n{seen}" in on_a_terminal(*command, "--num-samples", "2")
     assert not RAW & set(on_a_terminal(*command, "--json"))
-
-
-def test_control_characters_of_a_prompt_reach_no_terminal(controls):
     shown = on_a_terminal(*SAMPLE, "1", "--prompt", "a\x1b]0;x\x07\x9b31m\x7f\r")
     assert "\na␛]0;x␇\\x9b31m␡␍" in shown
 
@@ -179,11 +154,7 @@ def test_control_characters_of_a_training_text_reach_neither_terminal_nor_log():
         str(ROOT / "train.py"), *TINY, "data.path=odd.txt", "logger=none", "compile=false"
     )
     (log,) = Path("runs").glob("*/train.log")
-    assert_pictured(shown)
-    assert_pictured(log.read_text("utf-8"))
-
-
-def assert_pictured(text):
     symbols = {"␛", "␇", "␡", "\\x9b", "\\u202e", "\\u2066"}
-    assert {symbol for symbol in symbols if symbol in text} == symbols
-    assert not RAW & set(text)
+    for text in (shown, log.read_text("utf-8")):
+        assert {symbol for symbol in symbols if symbol in text} == symbols
+        assert not RAW & set(text)

@@ -33,27 +33,17 @@ def start_both(commands, *arguments, folders=(".", ".")):
         given = command.replace("--nproc-per-node=4", "--nproc-per-node=1").split()[1:]
         # otherwise torchrun leaves a folder in the temporary directory
         given = ["--log-dir=torchrun", *given]
+        host = "127.0.0.1"
         if "c10d" in command:
-            given = [f"--rdzv-conf=is_host={1 - number}", "--local-addr=127.0.0.1", *given]
-            given = [each.replace("node1", f"127.0.0.1:{port}") for each in given]
+            given = [f"--rdzv-conf=is_host={1 - number}", f"--local-addr={host}", *given]
+            host += f":{port}"
         else:
-            given = [
-                f"--master-port={port}",
-                *(each.replace("node1", "127.0.0.1") for each in given),
-            ]
+            given = [f"--master-port={port}", *given]
+        given = [each.replace("node1", host) for each in given]
         given[given.index("train.py")] = SCRIPT
         with chdir(folder):
-            jobs.append(
-                Process(
-                    *given,
-                    *JOB,
-                    *LONG,
-                    *arguments,
-                    environment=variables,
-                    torchrun=True,
-                    long=True,
-                )
-            )
+            given += [*JOB, *LONG, *arguments]
+            jobs.append(Process(*given, environment=variables, torchrun=True, long=True))
     return jobs
 
 

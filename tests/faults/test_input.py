@@ -5,65 +5,55 @@ from pathlib import Path
 
 import pytest
 
-from base import processes
-from tests.conftest import ROOT, TINY, one_line, summary
+from tests.conftest import ROOT, TINY, one_line
 from tests.stores import make
 
 WRONG = {  # what is typed, and what is said of it
     # a value that its key does not accept: of another type, not a number, out of range, not one of
     # the choices
     "model.heads=0": "model.heads=0: must be", "model.heads=1.5": "model.heads=1.5: must be", "seed=null": "seed=null:",
-    "seed=[1]": "seed=[1]: must be", "seed=''": "seed=", "optim.lr=nan": "optim.lr=nan: must be",
-    "optim.lr=1e999": "optim.lr", "model.dropout=1": "model.dropout=1: must be", "model.bias=maybe": "model.bias=maybe",
-    "data.split=x": "data.split=x: must be", "data.split=[1,two]": "data.split", "data.split=[2,2,2]": "data.split=[2",
-    "data.split=[1,0,0]": "the first two above 0", "model.norm=nonsense": "model.norm=nonsense: must be",
-    "logger={a:1}": "logger",
+    "seed=[1]": "seed=[1]: must be", "optim.lr=nan": "optim.lr=nan: must be", "optim.lr=1e999": "optim.lr",
+    "data.split=[1,two]": "data.split", "data.split=[1,0,0]": "the first two above 0",
+    "model.norm=nonsense": "model.norm=nonsense: must be", "logger={a:1}": "logger",
     "--multirum": "--multirum: no such flag; nearest: --multirun; must be key=value or one of",
     # no key=value, or not as Hydra means it; the nearest right names: tests/conf/test_overrides.py
-    "~model.heads": "cannot be removed", "~trainer": "cannot be removed", "model@trainer=small": "no such key",
+    "~model.heads": "must be key=value", "model@trainer=small": "no such key",
     "model.heads=a b (": """; put text in quotes: 'model.heads="a b ("'""",
     "data=book.txt": "or for a text data.path=FILE",
-    "data.path=a${.txt": "data.path: ", "": "must be key=value", "--help=1": "--help=1",
-    "--max-steps=10": "--max-steps=10: no such flag", ("--data.path", "book.txt"): "nearest: data.path",
-    ("data.path", "=", "x"): "without spaces around =", "model.heads = 8": "without spaces around =",
+    "data.path=a${.txt": "data.path: ", "": "must be key=value",
+    ("--data.path", "book.txt"): "nearest: data.path",
+    ("data.path", "=", "x"): "without spaces around =",
     ("model.heads=", "8"): "model.heads=: must be key=value, without spaces around =", "0.5": "such as model.heads=8\n",
     "mine/whole.yaml": "--config-dir=FOLDER experiment=NAME",
-    "–m": "a dash or quotes of a web page", "optim.lr=1e–3": "a dash or quotes of a web page",
-    "seed=“1”": "a dash or quotes of a web page",
     "book.txt": "to train on a text: data.path=book.txt", ("--config-name", "x"): "--config-name: no such flag",
     f"data.path={'x' * 300}": f"data.path={'x' * 300}: ",
-    ("--config-dir", "nowhere"): "--config-dir nowhere: no such folder", "--config-dir=": "no such folder",
-    ("--config-dir", "many"): "--config-dir many: contains no preset",
+    ("--config-dir", "nowhere"): "--config-dir nowhere: has no preset",
     "callbacks={x:{_target_:y}}": "names a class", "model.heads={": "model.heads={: cannot be read as a value",
-    "model.layers=${nope}": "nope",
-    "hydra.run.dir=x": "hydra.run.dir: no such key", "seed=range(0,5)": "seed=range(0,5): several values need -m\n",
+    "model.layers=${nope}": "nope", "seed=range(0,5)": "seed=range(0,5): several values need -m\n",
     f"data.split={800 * '['}1{800 * ']'}": "nested too deeply",
     "data.split=0.8,0.1,0.1": "a list is 'data.split=[0.8,0.1,0.1]'",
     "logger.tensorboard.name=../../x": "logger=tensorboard accepts none",
     "callbacks.ema.share=0.5": "needs callbacks=ema",
     # groups of presets
-    "experiment=nanogpt_gp": "nearest: nanogpt_gpu",
     "debug=fsat": "debug=fsat: must be one of fast, overfit, profile; n",
-    "callbacks=null": "callbacks=null: must be one of auto", "model=null": "model=null: must be one of auto",
-    "model=/etc/passwd": "model=/etc/passwd: must be one of auto", "model=../data/stdlib": "must be one of auto",
-    "callbacks=3": "callbacks=3: must be one of", ("hparams_search=nope",): "must be one of default",
+    "callbacks=null": "callbacks=null: must be one of auto", "model=../data/stdlib": "must be one of auto",
+    ("hparams_search=nope",): "must be one of default",
     ("callbacks=ema", "callbacks.ema._target_=os.system"): "must be the option of a preset",
     ("callbacks=ema", "callbacks.ema=${oc.create:{_target_:os.getcwd}}"): "must be the option of a preset",
     ("logger=wandb", "logger.wandb.project=[[{_target_:os.getcwd}]]"): "names a class",
     "callbacks.ema=3": "must be the option of a preset", "seed={a: true}": "seed={a:true}: must be a whole number",
     "+trainer.strategy=ddp": "is not accepted; use trainer.devices", "+trainer.min_steps=0": "at least 1, or null",
     "trainer.more.inference_mode=3": "trainer.more.inference_mode=3: must be true or false, or null",
-    **{f"name={name}": "name=" for name in ("/a", "a/", "a/..", "../a", ".hidden", "a\\b")},
-    **{typed: "exists; leave the + out" for typed in ("+model.heads=8", "++data.path=x", "+data=stdlib")},
+    **{f"name={name}": "name=" for name in ("a/", "../a", ".hidden", "a\\b")},
     "data.path=book.txt,book.txt": "'data.path=[book.txt,book.txt]'",
     # contradictory
     "data.micro_batch=3": "must divide data.batch=8",
     "optim.min_lr=1": "at most optim.lr", "optim.betas=[0.9]": "must be two numbers",
     ("minutes=1", "trainer.max_steps=5"): "minutes=1: ", ("minutes=1", "optim=nanogpt"): "needs optim.schedule=",
-    "data.encoding=klingon": "must be an encoding", "trainer.devices=0": "trainer.devices=0",
+    "trainer.devices=0": "trainer.devices=0",
     "trainer.devices=3": "data.batch=8: must be a multiple of 3", "trainer.devices=[0]": "a list is for GPUs",
     ("trainer.devices=3", "trainer.accelerator=gpu"): "this machine has none",
-    "trainer.accelerator=gpu": "this machine has none", "workers=2": "workers: only works with -m",
+    "workers=2": "workers: only works with -m",
     "allow=seed": "allow=seed: must be a list of texts, such as 'allow=[seed]'",
     "allow=[seed]": "only works with resume=",
     ("model.dim=131072", "model.heads=1024"): "lower model.dim=131072, model.layers=2 or",
@@ -73,55 +63,40 @@ WRONG = {  # what is typed, and what is said of it
     ("data.path=half.txt", "data.encoding=utf-16"): "one damaged place in text that is otherwise utf-16",
     "data.path=many": "many: ",
     "model.context=30000": "model.context=30000", "data.cache_dir=book.txt": "data.cache_dir",
-    "data.cache_dir=~nosuch/x": "there is no such home directory",
     "name=a\nb": "or SWEEP/TRIAL", f"name={'x' * 300}": "name=", "resume=": "resume=",
     ("callbacks=[early_stopping]", "callbacks.early_stopping.monitor=val_loss"): "one of val/loss, val/bpc, val/bpb",
-    ("callbacks=[early_stopping]", "callbacks.early_stopping.patience=-1"): "callbacks.early_stopping.patience=-1: ",
+    ("callbacks=[early_stopping]", "callbacks.early_stopping.patience=-1"): "auto or a whole number, at least 0",
     "resume=auto": "no unfinished run", "resume=book.txt": "is not a run that can continue",
     # sweeps
     "-m resume=runs/first seed=1,2": "resume=runs/first: to continue a sweep, repeat its command",
-    "-m seed=range(0,1000000)": "more than 10,000 values",
+    "-m seed=range(0,1000000)": "must have 1 to 10,000 values",
     "-m seed=5,range(1,3)": "write seed=a,b,c or seed=range(a,b)",
     "-m model.heads=2,3 model.dim=48,32": "model.heads=3: must divide model.dim=32",
-    "-m data.batch=8,9 trainer.devices=2": "data.batch=9: must be a multiple of 2 devices",
-    "-m seed=1,2 model.context=20,20000": "model.context", "-m seed=1,2 name=a/b": "must not contain a slash",
+    "-m seed=1,2 name=a/b": "must not contain a slash",
     "-m seed=1,2 init_from=nothing": "nothing: no such model, nor a run in /",
     "-m init_from=first model.dim=32,64": "cannot change model.dim=64 (the model has 32)",
-    "-m seed=1,2 debug=fast": "debug: only works for one run", "-m seed=range(4,4)": "range(4,4): has no values",
-    "-m seed=1,2 workers=1,2": "workers: must have one value",
+    "-m seed=1,2 debug=fast": "debug: only works for one run", "-m seed=range(4,4)": "must have 1 to",
+    "-m seed=1,2 workers=1,2": "workers: must have one value", "-m --cfg job": "-m: needs several values of a key",
     "-m optim.lr=interval(0.1,1)": "optim.lr=interval(0.1,1): write optim.lr=a,b,c",
-    "-m data.path=book.txt,": "data.path=: no such file or directory",
     "-m hparams_search=default": "hparams_search=: cannot be combined with -m",
-    "-m model.heads=2,0": "model.heads=0: must be",
     "-m seed=range(0,1000) model.heads=range(0,1000)": "1,000,000 combinations",
 }  # fmt: skip
 
 
-@pytest.fixture
-def odd_texts(trained):
-    """Texts that the commands of `WRONG` name."""
-    Path("ascii16.txt").write_bytes(("Zeile fuer Zeile\n" * 500).encode("utf-16-be"))
-    Path("half.txt").write_bytes(("Zeile\n" * 500).encode("utf-16") + b"\x00\xd8x\x00")
-    make(
-        Path("many"),
-        {f"{number}.txt": "one\n" if number else "a long text\n" * 500 for number in range(40)},
-    )
-
-
-def files():
-    """What there is in the workplace but for its cache."""
-    return {path for path in Path().rglob("*") if "cache" not in path.parts}
-
-
 @pytest.mark.promise
 @pytest.mark.parametrize(("typed", "said"), WRONG.items(), ids=lambda part: ascii(part)[:60])
-def test_wrong_words(train, odd_texts, typed, said):
-    before = files()
+def test_wrong_words(train, trained, typed, said):
+    Path("ascii16.txt").write_bytes(("Zeile fuer Zeile\n" * 500).encode("utf-16-be"))
+    Path("half.txt").write_bytes(("Zeile\n" * 500).encode("utf-16") + b"\x00\xd8x\x00")
+    texts = {f"{number}.txt": "one\n" for number in range(40)}
+    make(Path("many"), texts | {"0.txt": "a long text\n" * 500})
+    before = set(os.listdir()) - {"cache"}, set(Path("runs").rglob("*"))
     if not isinstance(typed, tuple):
         typed = typed.split() if typed.startswith("-m ") else [typed]
     ended = train(*typed)
     one_line(ended, 2, said)
-    assert ended.out == "" and files() == before
+    assert ended.out == ""
+    assert (set(os.listdir()) - {"cache"}, set(Path("runs").rglob("*"))) == before
 
 
 def test_commands_have_one_version(sample, train):
@@ -130,7 +105,7 @@ def test_commands_have_one_version(sample, train):
 
 @pytest.mark.parametrize(("variable", "value", "said"), [
     ("RANK", "abc", "whole number"), ("LOCAL_RANK", "", "whole number"),
-    ("RANK", "1", "without LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; unset RANK, or start with"),
+    ("RANK", "1", "without LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; unset it, or start with"),
     ("OMP_NUM_THREADS", "0", "whole number"),
 ])  # fmt: skip
 def test_variables_that_cannot_be(train, monkeypatch, variable, value, said):
@@ -138,21 +113,13 @@ def test_variables_that_cannot_be(train, monkeypatch, variable, value, said):
     one_line(train(), 2, f"{variable}={value}: ", said)
 
 
-def test_threads_are_one_number_for_each_level_of_nesting(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", " 2,1")
-    assert processes.cores() == 2
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "made"), [
-    ("export.py first --to web out.html", "out.html"),
-    (f"train.py data.path=book.txt name=second {' '.join(TINY)}", "runs/second/report.html"),
-])  # fmt: skip
-def test_closed_standard_streams_change_nothing(trained, command, made):
-    line = f"exec {sys.executable} {ROOT}/{command} <&- >&-"
+def test_closed_standard_streams_change_nothing(workplace):
+    command = f"{ROOT}/train.py data.path=book.txt name=second {' '.join(TINY)}"
+    line = f"exec {sys.executable} {command} <&- >&-"
     ended = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, text=True)
     assert ended.returncode == 0 and "Traceback" not in ended.stderr, ended
-    assert Path(made).exists()
+    assert Path("runs/second/report.html").exists()
 
 
 def test_a_sweep_is_one_process(train, monkeypatch):
@@ -168,37 +135,25 @@ def test_a_file_name_that_is_not_utf8_works(train, score, sample, export):
     assert train(f"data.path={name}", "name=cafe", "logger=tensorboard").status == 0
     assert "text       caf\ufffd.txt: " in Path("runs/cafe/train.log").read_text("utf-8")
     assert train("resume=runs/cafe", "trainer.max_steps=40", defaults=False).status == 0
-    assert summary("cafe")["steps"] == 40 and summary("cafe")["text"] == "caf\ufffd.txt"
-    read = {
-        "text": score("cafe", name, "--window", "disjoint"),
-        "split": score("cafe", "--split", "validation", "--window", "disjoint"),
-        "prompt": sample("cafe", "--prompt-file", name, "--num-chars", "9", "--novelty"),
-        "card": export("cafe", "--to", "card", "card.md"),
-        "web": export("cafe", "--to", "web", "page.html"),
-    }
-    assert {what: ended.status for what, ended in read.items()} == dict.fromkeys(read, 0)
-    pages = [*Path("runs/cafe").glob("*.html"), Path("card.md"), Path("page.html")]
+    for ended in (
+        score("cafe", name, "--window", "disjoint"),
+        sample("cafe", "--prompt-file", name, "--num-chars", "9", "--novelty"),
+        export("cafe", "--to", "web", "page.html"),
+    ):
+        assert ended.status == 0, ended
+    pages = [*Path("runs/cafe").glob("*.html"), Path("page.html")]
     assert not [page for page in pages if "\\udce9" in page.read_text("utf-8")]
 
 
-@pytest.mark.parametrize("given", [(), ("name=a",), ("-m", "seed=1,2")], ids=" ".join)
+@pytest.mark.parametrize("given", [(), ("-m", "seed=1,2")], ids=" ".join)
 def test_a_directory_of_runs_that_cannot_be_made_is_found_before_the_text_is_encoded(train, given):
     Path("runs").touch()
     one_line(train(*given), 2, "runs/", "cannot be created: ", "Not a directory")
     assert not Path("cache").exists()
 
 
-# commands that PYTHONSAFEPATH starts without their folder on the path, and what they say
-WITHOUT_FOLDER = {
-    "train.py --runs": "no run in runs/ yet", "sample.py x": "x: no such model", "score.py x y": "x: no such model",
-    "export.py x --to card y.md": "x: no such model",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("command", WITHOUT_FOLDER)
-def test_commands_start_without_their_folder_on_the_path(workplace, command):
-    script, *arguments = command.split()
+@pytest.mark.parametrize("script", ["train.py", "sample.py", "score.py", "export.py"])
+def test_commands_start_without_their_folder_on_the_path(script):
     environment = os.environ | {"PYTHONSAFEPATH": "1"}
-    given = [sys.executable, str(ROOT / script), *arguments]
-    ended = subprocess.run(given, env=environment, capture_output=True, text=True)
-    assert WITHOUT_FOLDER[command] in ended.stdout + ended.stderr
+    given = [sys.executable, str(ROOT / script), "--help"]
+    assert b"usage: " in subprocess.check_output(given, env=environment)

@@ -12,13 +12,8 @@ from tests.faults import faults
 from tests.faults.processes import MUON, TWO, Process, events, run, run_ranks, start, wait_for
 
 ADAMW = "optim=adamw model.dropout=0.2 data.micro_batch=2 model.positions=learned trainer.precision=32-true".split()
-EMA = [
-    "callbacks=ema",
-    "data.micro_batch=4",
-    "model.dropout=0.1",
-    "optim.clip=0",
-    "trainer.precision=bf16-mixed",
-]
+EMA = "callbacks=ema data.micro_batch=4 model.dropout=0.1 optim.clip=0 trainer.precision=bf16-mixed".split()
+CUT = Path("runs/cut")
 
 
 def assert_same(ours, theirs, where):
@@ -38,7 +33,7 @@ def assert_same(ours, theirs, where):
         )
 
 
-def assert_same_checkpoints(whole, cut):
+def assert_same_checkpoints(whole, cut=CUT):
     assert_same(*(torch.load(run / "checkpoints/last.ckpt") for run in (whole, cut)), "last.ckpt")
     for name in ("last.safetensors", "best.safetensors"):
         ours, theirs = ((run / "checkpoints" / name).read_bytes() for run in (whole, cut))
@@ -47,7 +42,7 @@ def assert_same_checkpoints(whole, cut):
     assert [tag for tag in ours.keys() | theirs.keys() if ours.get(tag) != theirs.get(tag)] == []
 
 
-def assert_as_if_never_touched(whole, cut):
+def assert_as_if_never_touched(whole, cut=CUT):
     assert_same_checkpoints(whole, cut)
     ours, theirs = (json.loads((run / "summary.json").read_text()) for run in (whole, cut))
     for key in ours.keys() - {"begun", "seconds", "characters_per_second", "mfu"}:
@@ -59,47 +54,56 @@ def assert_as_if_never_touched(whole, cut):
     assert ours == theirs, "nothing unfinished is left"
 
 
+def killed_run(*arguments, fault):
+    """Run `train.py` until the fault kills it."""
+    assert run(*arguments, fault=fault).status == -signal.SIGKILL
+
+
 POINTS = {
-    "after the update of a step": (faults.after_update, 25),
-    "in a validation": (faults.signal_in_validation, 2),
-    "with the first best model not yet named": (faults.before_rename, 1, "best.safetensors"),
-    "with half of a save written, but its best model whole": (faults.in_write, 2, 100_000),
-    "with all of a save written, nothing renamed": (faults.before_rename, 1, "previous.ckpt"),
-    "with the older checkpoint renamed, the newer not": (faults.before_rename, 2, "last.ckpt"),
-    "before the evaluation": (faults.before_call, "write_results"),
-    "with the last model not yet named": (faults.before_rename, 1, "last.safetensors"),
+    "in a validation": (MUON, faults.signal_in_validation, 2),
+    "with the first best model not yet named": (MUON, faults.before_rename, 1, "best.safetensors"),
+    "with half of a save written, but its best model whole": (MUON, faults.in_write, 2, 100_000),
+    "with all of a save written, nothing renamed": (
+        MUON,
+        faults.before_rename,
+        1,
+        "previous.ckpt",
+    ),
+    "with the older checkpoint renamed, the newer not": (
+        MUON,
+        faults.before_rename,
+        2,
+        "last.ckpt",
+    ),
+    "before the evaluation": (MUON, faults.before_call, "write_results"),
+    "with the last model not yet named": (MUON, faults.before_rename, 1, "last.safetensors"),
+    "with AdamW": (ADAMW, faults.at_step, 13),
+    "with averages": (EMA, faults.in_write, 2, 9999),
 }
-ONCE = "after the update of a step"  # in `make test`, too
-OTHERS = [(ADAMW, (faults.at_step, 13)), (EMA, (faults.in_write, 2, 9999))]
+# in `make test`, too
+ONCE = pytest.param((MUON, faults.after_update, 25), marks=pytest.mark.promise)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "fault"),
-    [
-        pytest.param(MUON, POINTS[name], marks=[pytest.mark.promise] if name == ONCE else [])
-        for name in POINTS
-    ]
-    + OTHERS,
-    ids=[*POINTS, "AdamW", "averages"],
-)
-def test_killed_once(recipe, fault, whole, workplace):
-    assert run("name=cut", *recipe, fault=fault).status == -signal.SIGKILL
+@pytest.mark.parametrize("point", [ONCE, *POINTS.values()], ids=["after an update", *POINTS])
+def test_killed_once(point, whole, workplace):
+    recipe, *fault = point
+    killed_run("name=cut", *recipe, fault=fault)
     ended = run("name=cut", "resume=auto", *recipe)
     assert ended.status == 0 and ended.err == "", ended.err
-    assert_as_if_never_touched(whole(recipe), Path("runs/cut"))
+    assert_as_if_never_touched(whole(recipe))
 
 
 @pytest.mark.slow
 def test_a_compiled_run_is_killed_once(workplace):
     needs_compiler()
     assert run("name=whole", "compile=true").status == 0
-    assert run("name=cut", "compile=true", fault=(faults.at_step, 16)).status == -signal.SIGKILL
+    killed_run("name=cut", "compile=true", fault=(faults.at_step, 16))
     assert run("resume=runs/cut", defaults=False).status == 0
-    assert_as_if_never_touched(Path("runs/whole"), Path("runs/cut"))
+    assert_as_if_never_touched(Path("runs/whole"))
 
 
 def test_killed_before_the_first_checkpoint(whole, workplace):
-    assert run("name=cut", *MUON, fault=(faults.at_step, 7)).status == -signal.SIGKILL
+    killed_run("name=cut", *MUON, fault=(faults.at_step, 7))
     one_line(
         run("resume=runs/cut", "seed=8", defaults=False), 2, "cannot change seed=8 (the run has 0)"
     )
@@ -107,8 +111,8 @@ def test_killed_before_the_first_checkpoint(whole, workplace):
     assert (
         ended.status == 0 and "runs/cut has no checkpoint yet, starting at step 0" in ended.out
     ), ended
-    assert "timeout: 50" in Path("runs/cut/config.yaml").read_text()
-    assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
+    assert "timeout: 50" in Path(CUT, "config.yaml").read_text()
+    assert_as_if_never_touched(whole(MUON))
 
 
 def test_killed_before_its_configuration_is_written(whole, workplace):
@@ -116,21 +120,21 @@ def test_killed_before_its_configuration_is_written(whole, workplace):
         run("name=cut", *MUON, fault=(faults.before_rename, 1, "config.yaml")).status
         == -signal.SIGKILL
     )
-    assert Path("runs/cut").is_dir()
+    assert CUT.is_dir()
     one_line(run("resume=auto", defaults=False), 2, "no unfinished run in runs/")
     one_line(run("resume=runs/cut", defaults=False), 2, "is not a run that can continue")
     ended = run("name=cut", *MUON)
     assert ended.status == 0, ended
-    assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
+    assert_as_if_never_touched(whole(MUON))
 
 
 def test_checkpoints_by_time_change_nothing(whole, workplace):
     often = "trainer.checkpoint_minutes=1e-6"
-    assert run("name=cut", *EMA, often, fault=(faults.at_step, 17)).status == -signal.SIGKILL
+    killed_run("name=cut", *EMA, often, fault=(faults.at_step, 17))
     ended = run("resume=auto", defaults=False)
     assert ended.status == 0 and "last.ckpt, step 17" in ended.out, ended
-    assert steps_of(Path("runs/cut")) == [29, 30]
-    assert_same_checkpoints(whole(EMA), Path("runs/cut"))
+    assert steps_of(CUT) == [29, 30]
+    assert_same_checkpoints(whole(EMA))
 
 
 def test_ranks_agree_on_checkpoints_by_time(workplace):
@@ -139,7 +143,7 @@ def test_ranks_agree_on_checkpoints_by_time(workplace):
         2, "name=cut", *TWO, "trainer.checkpoint_minutes=1e-6", fault={0: (faults.never_due,)}
     )
     assert ended.status == 0, ended
-    assert steps_of(Path("runs/cut")) == [29, 30]
+    assert steps_of(CUT) == [29, 30]
 
 
 def steps_of(directory):
@@ -158,7 +162,7 @@ def test_killed_at_random_moments(whole, workplace):
         process.signal(signal.SIGKILL)
         status, longest = process.wait().status, 1.3 * longest
         assert status in (0, -signal.SIGKILL), process.wait()
-    assert_as_if_never_touched(whole(ADAMW), Path("runs/cut"))
+    assert_as_if_never_touched(whole(ADAMW))
 
 
 def test_a_run_that_was_to_stop_early_does_not_go_on(workplace):
@@ -169,15 +173,14 @@ def test_a_run_that_was_to_stop_early_does_not_go_on(workplace):
     # which no weight is.
     assert run("name=whole", *stopping, "trainer.checkpoint_minutes=1e-6").status == 0
     saves = len(events(Path("runs/whole"))["val/loss"])
-    assert saves < 18
-    assert run("name=cut", *stopping, fault=(faults.after_save, saves)).status == -signal.SIGKILL
+    killed_run("name=cut", *stopping, fault=(faults.after_save, saves))
     ended = run("name=cut", "resume=auto", *stopping)
     assert (
         ended.status == 0
         and "resume=runs/cut 'callbacks=[]' 'allow=[callbacks]' trainer.max_steps=100 continues it"
         in ended.out
     ), ended
-    assert_as_if_never_touched(Path("runs/whole"), Path("runs/cut"))
+    assert_as_if_never_touched(Path("runs/whole"))
     assert "is finished" in run("name=cut", "resume=auto", *stopping).out
     ended = run("resume=runs/cut", "callbacks=[]", "allow=[callbacks]", defaults=False)
     assert ended.status == 0 and "step 100/100" in ended.out, ended
@@ -196,4 +199,4 @@ def test_two_processes_killed_and_resumed(whole, workplace):
     resumed = start("resume=auto", *two)
     out, err = resumed.communicate(timeout=150)
     assert resumed.returncode == 0, err
-    assert_as_if_never_touched(whole(two, long=True), Path("runs/cut"))
+    assert_as_if_never_touched(whole(two, long=True))

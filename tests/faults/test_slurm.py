@@ -160,29 +160,16 @@ STEP = {  # of srun on two machines
 }  # fmt: skip
 
 
-@pytest.fixture
-def adopt():
-    """Begin as a task of srun, with changes of `STEP`."""
-    with mock.patch.dict(os.environ):  # to which ranks adds those of torchrun
-        os.environ.pop("MASTER_ADDR", None)
-
-        def adopt(**changes):
-            os.environ.update({f"SLURM_{name}": value for name, value in (STEP | changes).items()})
-            ranks.adopt_srun()
-
-        yield adopt
-
-
-def test_a_task_alone_starts_its_further_processes_itself(adopt):
-    adopt(STEP_NUM_TASKS="1")
-    assert (ranks.launched(), ranks.rank(), os.environ.get("MASTER_ADDR")) == (None, 0, None)
-
-
-def test_a_task_of_several_has_the_variables_of_torchrun(adopt):
-    adopt()
+@mock.patch.dict(os.environ, {f"SLURM_{name}": value for name, value in STEP.items()})
+def test_a_task_of_several_has_the_variables_of_torchrun_and_one_alone_has_not(monkeypatch):
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with monkeypatch.context() as patch:
+        patch.setenv("SLURM_STEP_NUM_TASKS", "1")
+        ranks.adopt_srun()
+        assert (ranks.launched(), ranks.rank(), os.environ.get("MASTER_ADDR")) == (None, 0, None)
+        patch.setenv("SLURM_STEP_NUM_TASKS", "4")
+        patch.setenv("SLURM_STEP_TASKS_PER_NODE", "3,1")
+        said = refusal(ranks.JobError, ranks.adopt_srun)
+        assert "(3,1)" in said and "the same number of tasks" in said
+    ranks.adopt_srun()
     assert (ranks.launched(), ranks.rank(), os.environ["MASTER_ADDR"]) == ((2, 2), 3, "node5")
-
-
-def test_machines_must_have_as_many_tasks_each(adopt):
-    said = refusal(ranks.JobError, adopt, STEP_TASKS_PER_NODE="3,1")
-    assert "(3,1)" in said and "the same number of tasks" in said

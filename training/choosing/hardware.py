@@ -213,7 +213,7 @@ def available(device: str) -> float:
 
     limits = [
         float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
-        cgroups.memory_limit(cgroups.ROOT),
+        cgroups.memory_limit(),
     ]
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft_limit != resource.RLIM_INFINITY:

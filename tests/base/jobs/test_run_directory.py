@@ -37,7 +37,6 @@ def runs(trained):
         ("runs/first", "other", "name=other: cannot be combined with resume=runs/first"),
         ("x" * 5000, None, "no such checkpoint"),
         ("loop", None, "resume=loop: no such checkpoint"),
-        ("runs/none", None, "no such checkpoint, nor a run in /"),
         ("auto", "model", "name=model: has a model but no checkpoint"),
         ("auto", "lost", "has lost its config.yaml"),
         ("runs/sweep", None, "resume=runs/sweep/TRIAL for one trial"),
@@ -55,46 +54,27 @@ def test_what_cannot_be_resumed(runs, resume, name, words):
         ("auto", "begun", "runs/begun"),
         ("auto", "first", "runs/first"),
         ("auto", None, "runs/begun"),  # the newest unfinished
-        ("first", None, "runs/first"),
         ("first/checkpoints/last.ckpt", None, "runs/first"),
         ("runs/first/checkpoints/last.ckpt", None, "runs/first"),
         ("elsewhere", None, "elsewhere"),
-        ("runs/begun", None, "runs/begun"),
     ],
 )
 def test_what_can_be_resumed(runs, resume, name, run):
     assert run_to_resume(resume, name).directory.resolve() == Path(run).resolve()
 
 
-def test_a_run_without_anything_is_begun_anew(runs):
-    assert not run_to_resume("auto", "bare").has_begun
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("sweep", "is a sweep"),
-        ("first/x", "is a run"),
-        ("first", "name=first resume=auto continues"),
-    ],
-)
-def test_names_that_are_not_free(runs, name, words):
-    for debug in (False, True):
+@pytest.mark.parametrize("debug", [False, True])
+def test_names_that_are_not_free(runs, debug):
+    for name, words in {
+        "sweep": "is a sweep",
+        "first/x": "is a run",
+        "first": "continues",
+    }.items():
         assert words in refusal(InputError, check_free, name, debug=debug)
 
 
 def test_a_sweep_without_a_finished_trial_has_no_model(runs):
     assert "no trial of this sweep has finished" in refusal(InputError, find, "sweep", "model")
-
-
-def test_a_command_that_is_repeated_in_an_allocation_gets_another_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SLURM_JOB_ID", "6")
-    first = new_name({})
-    Path("runs", first).mkdir(parents=True)
-    assert new_name({}) != first
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert new_name({}) == first  # a requeued job finds its run
 
 
 def test_processes_on_several_machines_need_a_name(monkeypatch):
@@ -104,21 +84,14 @@ def test_processes_on_several_machines_need_a_name(monkeypatch):
     assert "processes on several machines need one directory" in refusal(InputError, new_name, {})
 
 
-@pytest.mark.parametrize(("name", "model"), [
-    ("first", "runs/first/checkpoints"), ("runs/first", "runs/first/checkpoints"), ("./first", "first"),
-    # a folder and a file without a model hide no run
-    ("docs", "runs/docs/checkpoints"), ("book", "runs/book/checkpoints"), ("last.ckpt", "runs/last.ckpt/checkpoints"),
-])  # fmt: skip
-def test_the_run_of_a_name_is_found_before_a_folder_elsewhere(trained, name, model):
-    for copy in ("docs", "book", "last.ckpt"):
-        shutil.copytree("runs/first", f"runs/{copy}")
-    make(
-        Path(),
-        {"first/best.safetensors": "", "first/config.yaml": "", "docs/a.md": "", "book": ""},
-    )
-    assert find(name, "model") == Path(model, "best.safetensors")
-    run = run_to_resume(name, None).directory
-    assert run.resolve() == Path(model.removesuffix("/checkpoints")).resolve()
+def test_the_run_of_a_name_is_found_before_a_folder_elsewhere(trained):
+    make(Path(), {"first/best.safetensors": "", "first/config.yaml": ""})
+    for name, run, checkpoints in (
+        ("first", "runs/first", "checkpoints"),
+        ("./first", "first", ""),
+    ):
+        assert find(name, "model") == Path(run, checkpoints, "best.safetensors")
+        assert run_to_resume(name, None).directory.resolve() == Path(run).resolve()
 
 
 def test_a_start_waits_for_a_process_that_only_looks(tmp_path):
@@ -160,9 +133,8 @@ def test_a_run_stays_locked_without_its_lock_file(tmp_path):
     assert subprocess.run(command, timeout=60).returncode == 0
 
 
-@pytest.mark.parametrize("resume", [["resume=auto"], []])
 def test_a_slow_start_overwrites_no_run_that_another_process_has_ended_meanwhile(
-    trained, train, monkeypatch, resume
+    trained, train, monkeypatch
 ):
     Path("runs/first").rename("ended")
     find_machine = training_run.find_machine
@@ -174,7 +146,7 @@ def test_a_slow_start_overwrites_no_run_that_another_process_has_ended_meanwhile
 
     with monkeypatch.context() as patch:
         patch.setattr(training_run, "find_machine", slow)
-        ended = train("name=first", "seed=1", *resume)
+        ended = train("name=first", "seed=1", "resume=auto")
     one_line(ended, 2, "runs/first exists; name=first resume=auto continues it")
     for file in ("config.yaml", "summary.json", "checkpoints/best.safetensors"):
         assert Path("runs/first", file).read_bytes() == Path("ended", file).read_bytes()

@@ -129,7 +129,7 @@ def test_control_groups_limit_cores_and_memory(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert processes.cores() == cores
-    limit = cgroups.memory_limit(tmp_path)
+    limit = cgroups.memory_limit()
     assert min(limit, UNLIMITED) == min(memory, UNLIMITED)
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert hardware.available("cpu") == min(memory, there)
