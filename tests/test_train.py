@@ -19,7 +19,7 @@ from conf.compose import read_config
 from data.batches import EVALUATED_SHARE
 from data.config import DataConfig
 from data.text import open_text
-from gpt.checkpoint import CHECKPOINT_FORMAT, load_checkpoint
+from gpt.checkpoint import load_checkpoint
 from gpt.config import OptimConfig
 from gpt.evaluation import evaluate, window_batches
 from gpt.optim import lr_at
@@ -78,17 +78,6 @@ def test_the_loss_of_a_run_is_exact(trained):
     assert run["evaluation"] == measured | {"split_characters": size}
     assert (meta["step"], meta["val_loss"]) == (run["best_step"], run["val_loss"])
     assert (meta["evaluation"], meta["text"]) == (measured, "book.txt")
-
-
-@pytest.mark.parametrize("name", ["last", "previous"])
-def test_training_checkpoints_hold_plain_data(trained, name):
-    path = trained.with_name(f"{name}.ckpt")
-    assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
-    contents = torch.load(path)
-    model, _ = load_checkpoint(trained)
-    assert set(contents["state_dict"]) == {f"net.{name}" for name in model.state_dict()}
-    assert not contents["callbacks"]
-    assert (contents["format"], contents["data"]["name"]) == (CHECKPOINT_FORMAT, "book.txt")
 
 
 def test_curves_are_losses_and_rates_by_step(trained):
@@ -169,13 +158,6 @@ def test_a_logger_that_is_not_installed_is_refused(train, monkeypatch):
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize(("logger", "written"), [("csv", {"metrics"}), ("none", set())])
-def test_other_loggers(train, logger, written):
-    assert train(f"logger={logger}", "name=a", "trainer.max_steps=20").status == 0
-    files = {file.name.partition(".")[0] for file in Path("runs/a").rglob("*")}
-    assert files & {"events", "metrics"} == written
-
-
 def test_nanogpt_s_settings_make_nanogpt_s_model(train):
     given = "experiment=nanogpt_cpu data.path=book.txt trainer.max_steps=1 watch.pictures=false"
     assert train(*given.split(), "name=a", defaults=False).status == 0
@@ -212,9 +194,8 @@ def test_other_scripts_in_a_file_of_any_name(train, tokenizer, unit):
     assert run["val_bpb"] < run["val_bpc"]
 
 
-@pytest.mark.parametrize("rate", ["auto", "1e30"])
-def test_rates_that_ruin_the_model(train, rate):
-    ended = train(f"optim.lr={rate}", "optim.muon_lr=1e30", "minutes=1")
+def test_rates_that_ruin_the_model(train):
+    ended = train("optim.muon_lr=1e30", "minutes=1")
     one_line(ended, 1, "step 2: the loss is nan (batch 1 of seed 0): training has diverged")
     assert ended.err.endswith("optim.lr=0.006 optim.muon_lr=0.01\n")
     assert not Path("runs").exists(), (

@@ -69,7 +69,7 @@ class Deadline(L.Callback):
 
     def begin_timing(self) -> None:
         """Time the steps after the next one, which is slow, because it is the first or contains other work."""
-        self.began: tuple[int, float] | None = None  # step and time
+        self.began: Any = None  # step and time
         self.seconds_in_steps = 0.0  # sum of all steps since `began`
         # the number of recent steps and their seconds: since `began`, or since the choice
         self.timed, self.timed_seconds = 0, 0.0
@@ -168,13 +168,10 @@ class Deadline(L.Callback):
 
     def _per_step(self, trainer: Any) -> float:
         """Return the expected seconds of a coming step, with its share of the validations."""
-        assert self.began
         first_step, first_ended = self.began
         steps = trainer.global_step - first_step
         seconds = time.perf_counter() - first_ended
-        if trainer.max_steps < 0:
-            return seconds / steps
-        # After the choice, the last steps count, because the machine may have become slower.
+        # After the choice, only the last steps are timed, because the machine may have become slower.
         between_steps = (seconds - self.seconds_in_steps) / steps  # such as validations
         return self.timed_seconds / self.timed + between_steps
 
