@@ -36,16 +36,13 @@ def test_a_run_leaves_what_it_promises(train, monkeypatch):
     assert (ended.status, ended.err) == (0, "")
     assert ended.out == from_here((run / "train.log").read_text())
     assert os.listdir("runs") == ["first"]
-    assert {"config.yaml", "checkpoints", "train.log", "summary.json"} <= set(os.listdir(run))
+    assert {"config.yaml", "report.html", "summary.json"} < set(os.listdir(run))
     names = {"best.safetensors", "last.ckpt", "last.safetensors", "previous.ckpt"}
     assert set(os.listdir(run / "checkpoints")) == names
     logdir = shlex.quote(str(Path("runs").resolve()))
-    said = [
-        f"{summary('first')['val_loss']:.4f} nats",
-        "sample.py runs/first",
-        f"--logdir {logdir}\n",
-    ]
-    assert [words for words in said if words not in ended.out] == []
+    loss = f"{summary('first')['val_loss']:.4f} nats"
+    for words in (loss, "sample.py runs/first", f"--logdir {logdir}\n"):
+        assert words in ended.out
     step = r"^step \d+/30  loss .* characters/s  \d:\d\d left$"
     assert len(re.findall(step, ended.out, re.MULTILINE)) == 6
 
@@ -198,9 +195,7 @@ def test_rates_that_ruin_the_model(train):
     ended = train("optim.muon_lr=1e30", "minutes=1")
     one_line(ended, 1, "step 2: the loss is nan (batch 1 of seed 0): training has diverged")
     assert ended.err.endswith("optim.lr=0.006 optim.muon_lr=0.01\n")
-    assert not Path("runs").exists(), (
-        "found while steps are timed; tests/training/test_module.py: found in a run"
-    )
+    assert not Path("runs").exists(), "found while steps are timed"
 
 
 def test_a_model_that_is_worse_than_guessing_has_diverged(train):
@@ -214,13 +209,12 @@ def test_a_model_that_is_worse_than_guessing_has_diverged(train):
     assert (again.status, again.err) == (1, ended.err) and summary("a") == found
 
 
-@pytest.mark.parametrize("val_loss", [9.0, None])
 @pytest.mark.usefixtures("trained")
-def test_resume_auto_skips_a_run_that_has_diverged(train, val_loss):
+def test_resume_auto_skips_a_run_that_has_diverged(train):
     older = Path("runs/first/summary.json")
     older.write_text(older.read_text().replace('"finished"', '"interrupted"'))
     copytree("runs/first", "runs/newer")
-    changes = {"status": "diverged", "begun": "2100-01-01T00:00:00", "val_loss": val_loss}
+    changes = {"status": "diverged", "begun": "2100-01-01T00:00:00"}
     Path("runs/newer/summary.json").write_text(json.dumps(summary("first") | changes))
     assert "runs/first is finished" in train("resume=auto", defaults=False).out
     rmtree("runs/first")

@@ -126,11 +126,12 @@ def keep_choices(config: Any, stored: Any) -> Any:
         if is_dataclass(value):
             kept[field.name] = keep_choices(value, before)
         elif field.name in PLUGINS:
-            # without those that the run has left out
-            open_names = [name for name, options in value.items() if "auto" in options.values()]
-            chosen = {name: before[name] for name in open_names if name in before}
-            others = {name: value[name] for name in value if name not in open_names}
-            kept[field.name] = chosen | others
+            plugins = kept[field.name] = {}
+            for name, options in value.items():
+                if "auto" not in options.values():
+                    plugins[name] = options
+                elif name in before:  # otherwise the run has left it out
+                    plugins[name] = before[name]
         elif value == "auto" and not field.metadata.get("verbatim"):  # a file may be called auto
             kept[field.name] = before
     return replace(config, **kept)

@@ -37,7 +37,7 @@ from reports import log_lines
 from reports.card import repeating
 from reports.history import History
 from reports.run_page import page
-from training.callbacks.deadline import with_steps
+from training.callbacks.deadline import store_steps
 from training.callbacks.watch import written
 from training.errors import Diverged, Stopped
 from training.loggers import public_settings
@@ -152,8 +152,7 @@ def write_results(run: Run, module: LitGPT, contents: dict[str, Any]) -> None:
     # Another callback may have ended a run with `minutes` before its steps were chosen.
     if module.config.trainer.max_steps == "auto":
         interval = math.ceil(step / max(1, history.validations.seen))
-        module.config = with_steps(module.config, step, interval)
-        write_text(run.config, to_yaml(module.config))
+        store_steps(run, module, step, interval)
     config = module.config
     tokens_seen = step * config.data.batch * config.model.context
     evaluated = num_evaluated(len(text.validation), tokens_seen, config.data.val_tokens)

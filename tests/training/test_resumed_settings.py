@@ -186,8 +186,9 @@ def test_every_setting_that_may_change_is_tried():
     }
     for file in CONF.glob("callbacks/*.yaml"):
         for callback, arguments in yaml.safe_load(file.read_text()).items():
-            if arguments.pop("_target_", None):
-                changeable |= {f"callbacks.{callback}.{argument}" for argument in arguments}
+            if "_target_" in arguments:
+                names = arguments.keys() - {"_target_"}
+                changeable |= {f"callbacks.{callback}.{argument}" for argument in names}
     tried = {key for changes in CHANGES.values() for key in changes}
     assert tried == changeable - ELSEWHERE
 

@@ -60,7 +60,7 @@ def test_threads_that_are_set_stay(four_cores):
     assert hardware.choose_threads(3) == (3, "")
     four_cores.setenv("OMP_NUM_THREADS", "4")
     assert hardware.choose_threads("auto") == (4, "")
-    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):  # a launcher has chosen them
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):  # a launcher has chosen them
         four_cores.setenv(name, "1")
     assert hardware.choose_threads("auto") == ("auto", "")
 
