@@ -49,11 +49,14 @@ def run_before(trained):
     return Path("runs/first").rename(RUN)
 
 
-def test_only_its_name_leads_to_a_debug_run(run_before, train, sample):
+def test_only_its_name_leads_to_a_debug_run_and_only_its_preset_replaces_it(
+    run_before, train, sample
+):
     assert "no run in runs/" in sample().err
     assert sample("debug-fast", "--num-chars", "5").status == 0
     write_text(run_before / "summary.json", '{"status": "running", "debug": true}')
     one_line(train("resume=auto"), 2, "no unfinished run")
+    one_line(train(f"name={RUN.name}"), 2, f"{RUN} exists")
 
 
 @pytest.mark.parametrize("given", ["name=debug-foo", "debug=fast", "debug=fast name=other"])
@@ -69,10 +72,6 @@ def test_a_run_that_the_user_has_named_is_kept(trained, train, given):
     assert sorted(Path("runs").rglob("*")) == before
     assert not summary(name).get("debug")
     assert find(None, "model").parents[1] == Path("runs", name), "the newest run"
-
-
-def test_a_debug_run_gives_way_to_no_other_run(run_before, train):
-    one_line(train(f"name={RUN.name}"), 2, f"{RUN} exists")
 
 
 def test_fast_replaces_no_run_that_another_process_is_training(run_before, train):
@@ -93,10 +92,8 @@ def test_overfit_learns_the_text_by_heart(train):
 
 def test_what_is_learned_by_heart_is_what_is_validated(workplace):
     whole, part = (open_text(DataConfig(path="book.txt", overfit=n), 32) for n in (None, 500))
-    by_heart = whole.train[:500]
-    np.testing.assert_array_equal(part.validation, by_heart, strict=True)
-    np.testing.assert_array_equal(part.test, by_heart, strict=True)
-    np.testing.assert_array_equal(part.train[:500], by_heart, strict=True)
+    for split in (part.validation, part.test, part.train[:500]):
+        np.testing.assert_array_equal(split, whole.train[:500], strict=True)
     assert len(part.train) == 500 + 2 * 32
     assert part.characters == {"train": 564, "validation": 500, "test": 500}
 
@@ -107,13 +104,12 @@ def test_a_text_to_learn_by_heart_is_longer_than_a_context(train):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "steps"), [("", 3), ("trainer.max_steps=2 trainer.val_check_interval=1", 1)]
-)
-def test_profile_records_the_last_steps(train, options, steps):
-    """Without the validation at its end."""
-    exact = ["data.batch=8", "trainer.precision=32-true"]
-    ended = train("debug=profile", *SMALL, *exact, *options.split(), defaults=False)
+def test_profile_records_the_last_steps_without_a_validation(train):
+    steps = 1
+    given = (
+        "data.batch=8 trainer.precision=32-true trainer.max_steps=2 trainer.val_check_interval=1"
+    )
+    ended = train("debug=profile", *SMALL, *given.split(), defaults=False)
     assert (ended.status, ended.err) == (0, "")
     trace = json.loads(Path("runs/debug-profile/trace.json").read_text("utf-8"))
     # products in a forward pass of two layers: two of attention, two of the MLP, and the head
@@ -125,11 +121,9 @@ def test_profile_records_the_last_steps(train, options, steps):
 
 
 @pytest.mark.parametrize(("steps", "recorded"), [
-    ({0: 20}, [10, 11, 12]), ({0: 12}, [9, 10, 11]), ({0: 2}, [0, 1]),
-    # resumed
-    ({100: 500}, [110, 111, 112]), ({499: 500}, [499]), ({100: -1, 150: 160}, [110, 111, 112]),
+    ({0: 20}, [10, 11, 12]), ({0: 12}, [9, 10, 11]), ({0: 2}, [0, 1]), ({499: 500}, [499]),  # resumed
     # with minutes
-    ({0: -1, 50: 60}, [10, 11, 12]), ({0: -1, 4: 9}, [6, 7, 8]), ({0: -1, 6: 8}, [6, 7]), ({0: -1, 6: 6}, []),
+    ({100: -1, 150: 160}, [110, 111, 112]), ({0: -1, 6: 8}, [6, 7]), ({0: -1, 6: 6}, []),
 ])  # fmt: skip
 def test_profile_records_steps_as_fast_as_most(monkeypatch, steps, recorded):
     """`steps` is the number of steps that a run has from a step on (-1: not chosen yet)."""

@@ -19,7 +19,7 @@ from conf.compose import read_config
 from data.batches import EVALUATED_SHARE
 from data.config import DataConfig
 from data.text import open_text
-from gpt.checkpoint import CHECKPOINT_FORMAT, load_checkpoint
+from gpt.checkpoint import load_checkpoint
 from gpt.config import OptimConfig
 from gpt.evaluation import evaluate, window_batches
 from gpt.optim import lr_at
@@ -36,16 +36,13 @@ def test_a_run_leaves_what_it_promises(train, monkeypatch):
     assert (ended.status, ended.err) == (0, "")
     assert ended.out == from_here((run / "train.log").read_text())
     assert os.listdir("runs") == ["first"]
-    assert {"config.yaml", "checkpoints", "train.log", "summary.json"} <= set(os.listdir(run))
+    assert {"config.yaml", "report.html", "summary.json"} < set(os.listdir(run))
     names = {"best.safetensors", "last.ckpt", "last.safetensors", "previous.ckpt"}
     assert set(os.listdir(run / "checkpoints")) == names
     logdir = shlex.quote(str(Path("runs").resolve()))
-    said = [
-        f"{summary('first')['val_loss']:.4f} nats",
-        "sample.py runs/first",
-        f"--logdir {logdir}\n",
-    ]
-    assert [words for words in said if words not in ended.out] == []
+    loss = f"{summary('first')['val_loss']:.4f} nats"
+    for words in (loss, "sample.py runs/first", f"--logdir {logdir}\n"):
+        assert words in ended.out
     step = r"^step \d+/30  loss .* characters/s  \d:\d\d left$"
     assert len(re.findall(step, ended.out, re.MULTILINE)) == 6
 
@@ -78,17 +75,6 @@ def test_the_loss_of_a_run_is_exact(trained):
     assert run["evaluation"] == measured | {"split_characters": size}
     assert (meta["step"], meta["val_loss"]) == (run["best_step"], run["val_loss"])
     assert (meta["evaluation"], meta["text"]) == (measured, "book.txt")
-
-
-@pytest.mark.parametrize("name", ["last", "previous"])
-def test_training_checkpoints_hold_plain_data(trained, name):
-    path = trained.with_name(f"{name}.ckpt")
-    assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
-    contents = torch.load(path)
-    model, _ = load_checkpoint(trained)
-    assert set(contents["state_dict"]) == {f"net.{name}" for name in model.state_dict()}
-    assert not contents["callbacks"]
-    assert (contents["format"], contents["data"]["name"]) == (CHECKPOINT_FORMAT, "book.txt")
 
 
 def test_curves_are_losses_and_rates_by_step(trained):
@@ -169,13 +155,6 @@ def test_a_logger_that_is_not_installed_is_refused(train, monkeypatch):
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize(("logger", "written"), [("csv", {"metrics"}), ("none", set())])
-def test_other_loggers(train, logger, written):
-    assert train(f"logger={logger}", "name=a", "trainer.max_steps=20").status == 0
-    files = {file.name.partition(".")[0] for file in Path("runs/a").rglob("*")}
-    assert files & {"events", "metrics"} == written
-
-
 def test_nanogpt_s_settings_make_nanogpt_s_model(train):
     given = "experiment=nanogpt_cpu data.path=book.txt trainer.max_steps=1 watch.pictures=false"
     assert train(*given.split(), "name=a", defaults=False).status == 0
@@ -212,14 +191,11 @@ def test_other_scripts_in_a_file_of_any_name(train, tokenizer, unit):
     assert run["val_bpb"] < run["val_bpc"]
 
 
-@pytest.mark.parametrize("rate", ["auto", "1e30"])
-def test_rates_that_ruin_the_model(train, rate):
-    ended = train(f"optim.lr={rate}", "optim.muon_lr=1e30", "minutes=1")
+def test_rates_that_ruin_the_model(train):
+    ended = train("optim.muon_lr=1e30", "minutes=1")
     one_line(ended, 1, "step 2: the loss is nan (batch 1 of seed 0): training has diverged")
     assert ended.err.endswith("optim.lr=0.006 optim.muon_lr=0.01\n")
-    assert not Path("runs").exists(), (
-        "found while steps are timed; tests/training/test_module.py: found in a run"
-    )
+    assert not Path("runs").exists(), "found while steps are timed"
 
 
 def test_a_model_that_is_worse_than_guessing_has_diverged(train):
@@ -233,13 +209,12 @@ def test_a_model_that_is_worse_than_guessing_has_diverged(train):
     assert (again.status, again.err) == (1, ended.err) and summary("a") == found
 
 
-@pytest.mark.parametrize("val_loss", [9.0, None])
 @pytest.mark.usefixtures("trained")
-def test_resume_auto_skips_a_run_that_has_diverged(train, val_loss):
+def test_resume_auto_skips_a_run_that_has_diverged(train):
     older = Path("runs/first/summary.json")
     older.write_text(older.read_text().replace('"finished"', '"interrupted"'))
     copytree("runs/first", "runs/newer")
-    changes = {"status": "diverged", "begun": "2100-01-01T00:00:00", "val_loss": val_loss}
+    changes = {"status": "diverged", "begun": "2100-01-01T00:00:00"}
     Path("runs/newer/summary.json").write_text(json.dumps(summary("first") | changes))
     assert "runs/first is finished" in train("resume=auto", defaults=False).out
     rmtree("runs/first")

@@ -10,7 +10,6 @@ import lightning as L
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy
 
 from base import ranks
@@ -23,9 +22,8 @@ from training.callbacks.deadline import Deadline
 from training.callbacks.display import Display
 from training.callbacks.metrics import Metrics
 from training.callbacks.watch import Watch
-from training.choosing.choose import AS_CONFIGURED
 from training.errors import Signals
-from training.module import LitGPT, conditions
+from training.module import LitGPT
 from training.profiler import StepProfiler
 from training.resume import ResumePoint
 
@@ -101,9 +99,7 @@ def build_callbacks(
     callbacks.append(Watch(config.watch, text))
     users_callbacks = instantiate("callbacks", config.callbacks)
     if point:
-        point.change_arguments(config.callbacks, users_callbacks)
-        if not any(isinstance(callback, WeightAveraging) for callback in users_callbacks):
-            point.drop_average()
+        point.change_callbacks(config.callbacks, users_callbacks)
     return display, [*callbacks, *users_callbacks, checkpoints]
 
 
@@ -126,11 +122,11 @@ def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: An
 def compile_step(module: LitGPT, trainer: L.Trainer, asked: str, why: str) -> str:
     """Compile the training step of `module` unless `compile=false`, and return what was done, and why.
 
-    If `auto` was `asked` for and compiling fails, the run goes on without it.
+    If `auto` was `asked` for and compiling fails, the run continues without it.
     """
     config = module.config
     if config.compile == "false":
-        return f"not compiled ({why or AS_CONFIGURED})"
+        return f"not compiled ({why})"
     device = trainer.strategy.root_device
     # so that a compiled run draws the same random numbers
     same_random = torch.random.fork_rng([device.index] if device.type == "cuda" else [])
@@ -145,10 +141,11 @@ def compile_step(module: LitGPT, trainer: L.Trainer, asked: str, why: str) -> st
             raise
         what = f"compiling failed ({type(error).__name__}: {one_line(error)[:200]})"
         if asked == "true":
-            way = "use compile=false, and 'allow=[compile]' to resume with it"
-            raise InputError(f"compile=true: {what}; {way}") from error
+            raise InputError(
+                f"compile=true: {what}; use compile=false, and 'allow=[compile]' to resume with it"
+            ) from error
         module.zero_grad()
         module.config = replace(config, compile="false")
-        module.conditions = conditions(module.config, module.text, module.machine)
+        module.conditions |= {"compile": "false"}
         return f"not compiled, because {what}"
-    return f"compiled ({why or AS_CONFIGURED})"
+    return f"compiled ({why})"

@@ -49,7 +49,13 @@ def find_run(arguments: Sequence[str], config: Config) -> tuple[Run, Config, boo
     """
     if config.resume is None:
         if not ranks.restarted():
-            return new_run(config, is_debug(arguments)), config, False
+            if config.allow:
+                raise InputError(f"allow={spell(config.allow)}: only works with resume=")
+            name = config.name or new_name(config)
+            if ranks.rank() == 0:
+                check_free(name, is_debug(arguments))
+                check_writable(name)
+            return Run(RUNS / name), config, False
         # A restart repeats the command line of the first start, so it continues the run that this
         # created. `new_name` returns the same name again, because it depends on job and settings.
         config = replace(config, resume="auto", name=config.name or new_name(config))
@@ -60,14 +66,7 @@ def find_run(arguments: Sequence[str], config: Config) -> tuple[Run, Config, boo
     if not run.has_begun:
         config = replace(compose(arguments), resume=config.resume, name=config.name)
         return run, config, False
-    try:
-        stored = read_config(run.directory)
-    except InputError as error:
-        start = shlex.quote(f"init_from={run}")
-        raise InputError(
-            f"{error}; if another version made this run, {start} starts from its model"
-        ) from None
-    resumed = compose_resumed(arguments, stored)
+    resumed = compose_resumed(arguments, read_config(run.directory))
     return run, replace(resumed, resume=config.resume), True
 
 
@@ -127,11 +126,12 @@ def keep_choices(config: Any, stored: Any) -> Any:
         if is_dataclass(value):
             kept[field.name] = keep_choices(value, before)
         elif field.name in PLUGINS:
-            # without those that the run has left out
-            open_names = [name for name, options in value.items() if "auto" in options.values()]
-            chosen = {name: before[name] for name in open_names if name in before}
-            others = {name: value[name] for name in value if name not in open_names}
-            kept[field.name] = chosen | others
+            plugins = kept[field.name] = {}
+            for name, options in value.items():
+                if "auto" not in options.values():
+                    plugins[name] = options
+                elif name in before:  # otherwise the run has left it out
+                    plugins[name] = before[name]
         elif value == "auto" and not field.metadata.get("verbatim"):  # a file may be called auto
             kept[field.name] = before
     return replace(config, **kept)
@@ -159,17 +159,6 @@ def new_name(config: object) -> str:
             "name=null: processes on several machines need one directory; give name=…"
         )
     return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
-
-
-def new_run(config: Config, debug: bool) -> Run:
-    """Return the directory of a new run after checking that it can be created."""
-    if config.allow:
-        raise InputError(f"allow={spell(config.allow)}: only works with resume=")
-    name = config.name or new_name(config)
-    if ranks.rank() == 0:
-        check_free(name, debug)
-        check_writable(name)
-    return Run(RUNS / name)
 
 
 def check_free(name: str, debug: bool) -> None:

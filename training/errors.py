@@ -154,8 +154,9 @@ def watched(run: Run) -> Iterator[Signals]:
             raise InputError(LOWER) from error
         if not ranks.launched() or not re.search(LOST_RANK, str(error)):
             raise
-        lost = "another process of this run has died or does not answer"
-        raise RunFailed(f"{lost}; {resume_hint(run)}") from error
+        raise RunFailed(
+            f"another process of this run has died or does not answer; {resume_hint(run)}"
+        ) from error
     finally:
         threading.excepthook = previous_hook
         for number, handler in previous.items():

@@ -38,11 +38,15 @@ def check_launch(config: Config) -> int:
             )
         devices = ranks_here * machines
     elif trainer.num_nodes not in ("auto", 1):
-        hint = "start the program on every machine, with torchrun or srun (docs/cluster.md)"
-        raise InputError(f"trainer.num_nodes={trainer.num_nodes}: {hint}")
+        raise InputError(
+            f"trainer.num_nodes={trainer.num_nodes}: start the program on every machine, with "
+            "torchrun or srun (docs/cluster.md)"
+        )
     if devices > 1 and config.minutes is not None and trainer.max_steps == "auto":
-        way = "use trainer.devices=1, or trainer.max_steps=N instead of minutes"
-        raise InputError(f"minutes={config.minutes:g}: needs one device; {way}")
+        raise InputError(
+            f"minutes={config.minutes:g}: needs one device; use trainer.devices=1, or "
+            "trainer.max_steps=N instead of minutes"
+        )
     is_to_launch = devices > 1 and not launched
     # Otherwise `find_machine` checks them later, because looking loads PyTorch, which takes seconds.
     if is_to_launch or trainer.accelerator not in ("auto", "cpu"):
@@ -64,17 +68,14 @@ def check_same_start(start: dict[str, Any]) -> None:
     for rank, (machine, reported) in enumerate(others, start=1):
         for name, value in expected.items():
             other = reported.get(name)
-            if other != value and not _may_differ(name, value):
+            # With unequal GPUs, Muon would move the weights of the ranks apart, and only those of
+            # rank 0 are saved.
+            is_cpu = name == "device" and not str(value).startswith("cuda")
+            if other != value and name != "threads" and not is_cpu:
                 raise InputError(
                     f"{name}: rank {rank} on {machine} has {spell(other)}, rank 0 on {first} has {spell(value)}: "
                     f"all machines must see the same text and the same {RUNS}/, and have equal GPUs"
                 )
-
-
-def _may_differ(name: str, value: Any) -> bool:
-    # With unequal GPUs, Muon would move the weights of the ranks apart, and only those of rank 0
-    # are saved.
-    return name == "threads" or (name == "device" and not str(value).startswith("cuda"))
 
 
 def launch(devices: int, run: Run, naming: list[str]) -> int:

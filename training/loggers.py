@@ -69,10 +69,3 @@ def public_settings(config: Config) -> dict[str, Any]:
         key: public(value) if isinstance(value, str) else value
         for key, value in by_key(config).items()
     }
-
-
-def log_result(directory: Path, config: Config, loss: float) -> None:
-    """Add the settings and the best validation loss of a run to TensorBoard's page HPARAMS."""
-    board = TensorBoardLogger(str(directory), name="", version="", default_hp_metric=False)
-    board.log_hyperparams(public_settings(config), {"val/best_loss": loss})
-    board.finalize("success")

@@ -60,10 +60,10 @@ def has_nvidia_gpu() -> bool:
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     try:
-        found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20)
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
         return False
-    return found.stdout.startswith("GPU ")
+    return listed.stdout.startswith("GPU ")
 
 
 def why_unusable() -> str:
@@ -73,8 +73,7 @@ def why_unusable() -> str:
     try:
         torch.ones(1, device="cuda").item()
     except (AssertionError, RuntimeError) as error:
-        first = str(error).partition("\n")[0]
-        return f"{first}; docs/cluster.md says what to install"
+        return f"{str(error).splitlines()[0]}; docs/cluster.md says what to install"
     return ""
 
 

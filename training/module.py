@@ -54,21 +54,10 @@ def conditions(config: Config, text: Text, machine: Machine) -> dict[str, Any]:
     }
 
 
-def dropout_seed(seed: int, step: int, rank: int) -> int:
-    """Return the random seed of the dropout masks of one step."""
-    digest = hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1  # 63 bits, which fit into an int64
-
-
 def mean_loss(net: GPT, rows: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
     """Return the mean loss of token sequences in nats per token: (rows, context + 1) int64 -> ()."""
     logits = net.logits(rows[:, :-1], tables).float()  # (rows, context, V)
     return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
-
-
-def keep_settings(optimizer: Optimizer, stored: dict[str, Any]) -> dict[str, Any]:
-    """Return the stored state of an optimizer with its present settings, which a resumed run may have changed."""
-    return stored | {"param_groups": optimizer.state_dict()["param_groups"]}
 
 
 class LitGPT(L.LightningModule):
@@ -110,7 +99,9 @@ class LitGPT(L.LightningModule):
         optimizer = make_optimizer(
             self.net, self.config.optim, bf16=self.trainer.precision == "bf16-mixed"
         )
-        optimizer.register_load_state_dict_pre_hook(keep_settings)
+        # Keep the present settings, which a resumed run may have changed.
+        settings = {"param_groups": optimizer.state_dict()["param_groups"]}
+        optimizer.register_load_state_dict_pre_hook(lambda _, stored: stored | settings)
         return optimizer
 
     def on_train_start(self) -> None:
@@ -167,11 +158,13 @@ class LitGPT(L.LightningModule):
                 `fetch_losses`.
         """
         step = self.global_step
-        optimizer = self.optimizers()
-        assert not isinstance(optimizer, list)
+        optimizer: Any = self.optimizers()
         set_rates(optimizer.param_groups, step, self.config.optim, self.max_steps)
         if self.config.model.dropout > 0:
-            torch.manual_seed(dropout_seed(self.config.seed, step, self.global_rank))
+            masks = f"{self.config.seed} {step} {self.global_rank}"
+            digest = hashlib.blake2b(masks.encode(), digest_size=8).digest()
+            # 63 bits, which fit into an int64
+            torch.manual_seed(int.from_bytes(digest, "little") >> 1)
         # outcome: loss and gradient norm, (2,), on the device
         if self.graph:
             outcome = self.graph(batch)
@@ -292,6 +285,13 @@ class LitGPT(L.LightningModule):
         for logger in self.trainer.loggers:
             logger.log_metrics(values, step=self.global_step)
 
+    def scores(self, score: Score | None) -> dict[str, Any]:
+        """Return what checkpoints and model files contain of a score on the validation split."""
+        if score is None:
+            return {"val_loss": None, "evaluation": None}
+        evaluation = measured(score, self.config.model.context, self.text.mode)
+        return {"val_loss": score.loss, "evaluation": evaluation}
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the history, and descriptions of the model, the text and the last validation, to `checkpoint`."""
         self.fetch_losses()  # so that the history includes the last step
@@ -309,9 +309,7 @@ class LitGPT(L.LightningModule):
             "format": checkpoint_format(divided),
             "model_config": vars(self.config.model).copy(),
             "vocabulary": text.tokenizer.vocabulary,
-            "val_loss": score and score.loss,
-            "evaluation": score and measured(score, self.config.model.context, text.mode),
             "data": data | {"divided": divided},
             "conditions": self.conditions,
             "history": self.history.state(),
-        }
+        } | self.scores(score)

@@ -31,14 +31,14 @@ class StepProfiler(L.Callback):
         self.deadline = deadline
         self.recorder: profile | None = None
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, *_: Any) -> None:
         self.first_step = trainer.global_step
         self.recorded_steps = 0
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
         first = self.first_step + SKIPPED_STEPS
-        is_chosen = trainer.max_steps > 0  # with `minutes`, `Deadline` chooses it later
-        if is_chosen:  # a shorter run profiles its last steps
+        # With `minutes`, the number of steps is chosen later. A shorter run profiles its last steps.
+        if trainer.max_steps > 0:
             first = min(first, trainer.max_steps - NUM_STEPS)
         if self.recorder is None and not self.recorded_steps and trainer.global_step >= first:
             self.recorder = profile(record_shapes=True)

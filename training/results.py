@@ -13,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lightning.pytorch.loggers import TensorBoardLogger
+
 from base import ranks
 from base.errors import InputError, one_line, public, without_folders
 from base.files import atomic, write_text
@@ -36,10 +38,10 @@ from reports import log_lines
 from reports.card import repeating
 from reports.history import History
 from reports.run_page import page
-from training.callbacks.deadline import with_steps
+from training.callbacks.deadline import store_steps
 from training.callbacks.watch import written
 from training.errors import Diverged, Stopped
-from training.loggers import log_result
+from training.loggers import public_settings
 from training.module import LitGPT
 from training.resume import ResumePoint
 
@@ -82,22 +84,16 @@ def evaluate_models(
     it is returned and written as the best model, too. `contents` is the last checkpoint. If its
     validation was in this process and on as many tokens, it is not repeated.
     """
-    text = module.text
-    config = module.config
     step = contents["global_step"]
     score = None
     was_validated = contents["history"]["validated_step"] == step
-    if was_validated and count <= num_validated(len(text.validation), config.data.val_tokens):
+    validated = num_validated(len(module.text.validation), module.config.data.val_tokens)
+    if was_validated and count <= validated:
         score = module.score
-
-    def scores(score: Score) -> dict[str, Any]:
-        evaluation = measured(score, config.model.context, text.mode)
-        return {"val_loss": score.loss, "evaluation": evaluation}
-
     model_config = ModelConfig(**contents["model_config"])
     model = build(model_config, model_state(contents["state_dict"])).to(module.machine.device)
     last = EvaluatedModel(step, score or evaluate_split(module, model, count, "last"), model)
-    write_model(run.model("last"), contents | scores(last.score))
+    write_model(run.model("last"), contents | module.scores(last.score))
     if contents["history"]["best_step"] != step:
         try:
             model_config, weights, meta = model_file.read(run.model("best"))
@@ -107,7 +103,7 @@ def evaluate_models(
             model = build(model_config, weights).to(module.machine.device)
             score = evaluate_split(module, model, count, "best")
             if score.loss < last.score.loss:
-                model_file.write(run.model("best"), weights, meta | scores(score))
+                model_file.write(run.model("best"), weights, meta | module.scores(score))
                 return EvaluatedModel(meta["step"], score, model), last
     # The last model is the best, or the only one that can be read.
     with atomic(run.model("best")) as temporary:
@@ -157,8 +153,7 @@ def write_results(run: Run, module: LitGPT, contents: dict[str, Any]) -> None:
     # Another callback may have ended a run with `minutes` before its steps were chosen.
     if module.config.trainer.max_steps == "auto":
         interval = math.ceil(step / max(1, history.validations.seen))
-        module.config = with_steps(module.config, step, interval)
-        write_text(run.config, to_yaml(module.config))
+        store_steps(run, module, step, interval)
     config = module.config
     tokens_seen = step * config.data.batch * config.model.context
     evaluated = num_evaluated(len(text.validation), tokens_seen, config.data.val_tokens)
@@ -183,7 +178,10 @@ def write_results(run: Run, module: LitGPT, contents: dict[str, Any]) -> None:
         log.info(f"           {sentence}")
     report = write_report(run, module, summary, history, best.model, samples)
     if "tensorboard" in config.logger:
-        log_result(run.directory, config, best.score.loss)
+        board = TensorBoardLogger(str(run), name="", version="", default_hp_metric=False)
+        # for the page HPARAMS
+        board.log_hyperparams(public_settings(config), {"val/best_loss": best.score.loss})
+        board.finalize("success")
     run.write_summary(summary)  # last: if the run is stopped before this, resuming finishes it
     log_lines.conclude(run, config, report)
     if diverged:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from base.errors import InputError, nearest, printable
+from base.errors import InputError, printable
 from base.jobs.run_directory import Run, find
 from base.log import log
 from base.options import spell
@@ -31,28 +31,27 @@ class ResumePoint:
         self.conditions: dict[str, Any] = contents["conditions"]
         self.extra_chars: str = contents["data"]["extra_chars"]
         self.texts: list[Any] = contents["data"]["texts"]
-        self._contents: dict[str, Any] | None = contents
+        self._contents: Any = contents
 
-    def change_arguments(
+    def change_callbacks(
         self, plugins: Mapping[str, Mapping[str, Any]], callbacks: Sequence[Any]
     ) -> None:
         """Store the arguments that a resumed run has changed, because Lightning would restore the earlier ones.
 
         `plugins` has the arguments of each callback, in the order of `callbacks`. What is no
-        changed argument, such as the count of EarlyStopping beside its patience, continues.
+        changed argument, such as the count of EarlyStopping beside its patience, continues. Without
+        a callback that averages the weights, the run continues from the weights in training.
         """
-        assert self._contents
+        from lightning.pytorch.callbacks import WeightAveraging
+
         for (name, arguments), callback in zip(plugins.items(), callbacks, strict=True):
             before = self.conditions["callbacks"].get(name, {})
             stored = self._contents["callbacks"].get(callback.state_key, {})
             for key, value in callback.state_dict().items():
                 if key in stored and key in before and arguments.get(key) != before[key]:
                     stored[key] = value
-
-    def drop_average(self) -> None:
-        """Continue from the weights in training, not from their average, which no callback computes any more."""
-        assert self._contents
-        if "current_model_state" in self._contents:
+        averages = any(isinstance(callback, WeightAveraging) for callback in callbacks)
+        if "current_model_state" in self._contents and not averages:
             self._contents["state_dict"] = self._contents.pop("current_model_state")
 
     def is_over(self, config: Config, conditions: Mapping[str, Any]) -> bool:
@@ -65,8 +64,8 @@ class ResumePoint:
 
     def take(self) -> dict[str, Any]:
         """Return the contents of the checkpoint, once: they must not stay in memory."""
-        contents, self._contents = self._contents, None
-        assert contents
+        contents: dict[str, Any] = self._contents
+        self._contents = None
         return contents
 
 
@@ -83,9 +82,9 @@ def newest_checkpoint(run: Run, resume: str | None) -> ResumePoint | None:
                 point = ResumePoint(file, read_training_checkpoint(file))
         except CheckpointError as error:
             damaged.append(str(error))
-    if point is None and damaged:
-        raise CheckpointError(f"{run}: has no usable checkpoint ({'; '.join(damaged)})")
     if point is None:
+        if damaged:
+            raise CheckpointError(f"{run}: has no usable checkpoint ({'; '.join(damaged)})")
         log.info(f"resume: {printable(run)} has no checkpoint yet, starting at step 0")
         return None
     name = Path(str(resume)).name
@@ -123,9 +122,6 @@ def check_unchanged(
     Conditions are everything that the results depend on: the settings, the text, the device,
     torch's version, … Those of `now` are compared with those under which the run was trained.
     """
-    for name in allow:
-        if name not in now:
-            raise InputError(f"allow=[{name}]: no such field{nearest(name, now)}")
     # a checkpoint may be older than a setting
     before = {key: option.default for key, option in KEYS.items()}
     if point:
@@ -143,7 +139,8 @@ def check_unchanged(
         raise InputError(f"resume: cannot change {listed}; {advice}")
     refused = set(differing) - set(allow)
     # Another GPU needs no allow= unless the run promises the same bits.
-    if is_other_gpu(before, now) and spell(now["trainer.deterministic"]) != "true":
+    are_gpus = all(str(each["device"]).startswith("cuda ") for each in (before, now))
+    if are_gpus and spell(now["trainer.deterministic"]) != "true":
         refused.discard("device")
     if refused:
         way = shlex.quote(f"allow=[{','.join(differing)}]")
@@ -154,29 +151,21 @@ def check_unchanged(
         )
 
 
-def is_other_gpu(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    devices = {str(before["device"]), str(now["device"])}
-    return len(devices) == 2 and all(device.startswith("cuda ") for device in devices)
-
-
 @dataclass(frozen=True)
 class InitModel:
     """A trained model from which a new run starts (`init_from=`)."""
 
     path: Path  # the model file
     contents: "Model"
+    # all characters of the model, which the run's vocabulary must have; none if its tokens are bytes
+    extra_chars: str
+    texts: list[Any]  # those that it was trained on
 
-    @property
-    def extra_chars(self) -> str:
-        """All characters of the model, which the run's vocabulary must have; none if its tokens are bytes."""
-        return self.contents.meta["vocabulary"].get("characters", "")
+    def copy_into(self, model: "GPT", tokenizer: "Tokenizer") -> str:
+        """Copy the weights of this trained model into the model of a run, and return a line for the log.
 
-    @property
-    def texts(self) -> list[Any]:
-        return self.contents.meta["texts"]
-
-    def copy_into(self, model: "GPT", tokenizer: "Tokenizer") -> None:
-        """Copy the weights of this trained model into the model of a run."""
+        The line names the file and the step of this model, and characters that are new to it.
+        """
         import torch
 
         from gpt.checkpoint import build, copy_weights
@@ -185,17 +174,15 @@ class InitModel:
         token_map = torch.arange(tokenizer.size)
         if self.extra_chars:
             token_map = torch.as_tensor(tokenizer.encode(self.extra_chars))
-        config, weights, _ = self.contents
+        config, weights, meta = self.contents
         copy_weights(model, build(config, weights), token_map)
-
-    def describe(self, vocabulary: dict[str, Any]) -> str:
-        """Return a line for the log: the file and the step of this trained model, and characters that are new to it."""
-        new = "".join(sorted(set(vocabulary.get("characters", "")) - set(self.extra_chars)))
+        characters = tokenizer.vocabulary.get("characters", "")
+        new = "".join(sorted(set(characters) - set(self.extra_chars)))
         added = ", the same vocabulary"
         if new:
             more = "…" if len(new) > 20 else ""
             added = f", {len(new)} new characters {new[:20]!r}{more}"
-        return f"from       {printable(self.path)}, step {self.contents.meta['step']}{added}"
+        return f"from       {printable(self.path)}, step {meta['step']}{added}"
 
 
 def load_init_model(config: Config) -> InitModel:
@@ -221,4 +208,5 @@ def load_init_model(config: Config) -> InitModel:
     ]
     if listed:
         raise InputError(f"init_from={config.init_from}: cannot change {', '.join(listed)}")
-    return InitModel(path, model)
+    extra_chars = model.meta["vocabulary"].get("characters", "")
+    return InitModel(path, model, extra_chars, model.meta["texts"])

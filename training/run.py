@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base import processes, ranks
-from base.errors import InputError, printable
+from base.errors import printable
 from base.jobs import run_lock
 from base.jobs.run_directory import Run
 from base.log import log
@@ -75,7 +75,7 @@ def train(
         initial = None
         if config.init_from is not None and point is None:
             initial = load_init_model(config)
-        text, import_seconds = open_text_and_import(run, config, resumed, point or initial)
+        text, import_seconds = open_text_and_import(config, point or initial)
         machine = find_machine(config, import_seconds)
         # Importing these takes seconds, so a thread has done it while the text was read.
         from data.datamodule import TextDataModule
@@ -101,8 +101,7 @@ def train(
 
     notes = [f"GPU        {machine.note}"] if machine.note else []
     if initial:
-        initial.copy_into(module.net, text.tokenizer)
-        notes.append(initial.describe(text.tokenizer.vocabulary))
+        notes.append(initial.copy_into(module.net, text.tokenizer))
     if not resumed:
         notes += choice.notes
     display, callbacks = build_callbacks(run, module, point, choice.steps_needed, signals)
@@ -125,7 +124,7 @@ def train(
 
 
 def open_text_and_import(
-    run: Run, config: Config, resumed: bool, origin: ResumePoint | InitModel | None
+    config: Config, origin: ResumePoint | InitModel | None
 ) -> tuple["Text", float]:
     """Open the text of a run while a thread imports PyTorch and Lightning, and return the seconds that this took.
 
@@ -134,19 +133,12 @@ def open_text_and_import(
     from data.find import find
     from data.text import open_corpus
 
-    try:
-        corpus = find(config.data)
-        importing = ThreadPoolExecutor(1, IMPORTER)
-        import_seconds = importing.submit(import_training, corpus.cache)
-        importing.shutdown(wait=False)  # the thread ends with its work
-        extra_chars = origin.extra_chars if origin else ""
-        text = open_corpus(corpus, config.data, config.model.context, extra_chars)
-    except InputError as error:
-        if not resumed:
-            raise
-        raise InputError(
-            f"{error} (if the text of {run} has moved, set data.path= to its new path)"
-        ) from None
+    corpus = find(config.data)
+    importing = ThreadPoolExecutor(1, IMPORTER)
+    import_seconds = importing.submit(import_training, corpus.cache)
+    importing.shutdown(wait=False)  # the thread ends with its work
+    extra_chars = origin.extra_chars if origin else ""
+    text = open_corpus(corpus, config.data, config.model.context, extra_chars)
     if origin:
         text = text.read_before(origin.texts)  # lists what the weights were trained on before
     return text, import_seconds.result()

@@ -51,10 +51,7 @@ def test_it_starts_where_the_model_had_come_to(base, prose):
     ended = base("name=fine", *FINE, "data.split=[0.7,0.1,0.2]", "trainer.max_steps=1")
     text = (prose[-6000:] + "ß" * 500)[4550:5200]
     expected = naive_loss("".join(sorted({*prose, "ß"})), text, 32)
-    assert ended.status == 0 and f"step 0/1  validation loss {expected:.4f}" in ended.out, (
-        expected,
-        ended.out,
-    )
+    assert ended.status == 0 and f"step 0/1  validation loss {expected:.4f}" in ended.out, ended
 
 
 @pytest.fixture
@@ -76,7 +73,7 @@ SPLIT = {"split": (0.8, 0.1, 0.1)}
 
 # What a model was trained on, the text that begins from it, and whether that one holds out what was read.
 @pytest.mark.parametrize(("earlier", "text", "seen"), [
-    ({}, {}, False), ({}, {"extra": "é"}, False), ({}, SPLIT, True), ({}, {"documents": "line"}, True),
+    ({}, {"extra": "é"}, False), ({}, SPLIT, True), ({}, {"documents": "line"}, True),
     ({}, {"path": "c.txt", **SPLIT}, False), ({}, {"overfit": 100}, False), ({"overfit": 100}, {}, True),
     ({"path": "[a.txt,c.txt]"}, {}, True), ({"path": "folder"}, {}, True), ({}, {"path": "crlf.txt"}, True),
     ({}, {"path": "c.txt", "validation": "a.txt"}, True), ({}, {"validation": "c.txt"}, False),
@@ -85,11 +82,6 @@ def test_a_model_that_was_trained_on_what_is_held_out_is_named(two_texts, earlie
     before = opened(**{"path": "a.txt"} | earlier).texts
     after = opened(**{"path": "a.txt"} | text)
     assert (SEEN in after.read_before(before).notes) is seen
-    # of files in another form, a model of an earlier version does not know that it has read them
-    for each in before:
-        each.pop("files", None)
-    copied = "path" in earlier or {"path", "validation"} & text.keys()
-    assert SEEN not in after.read_before(before).notes or not copied
 
 
 def test_a_text_that_was_read_before_the_last_one_counts_once(two_texts):
@@ -105,21 +97,11 @@ def test_what_a_run_started_from_is_said(base):
     assert ended.status == 0 and ended.err == ""
     assert f"from       {BASE}, step 30, 5 new characters '\\t~áö語'\n" in ended.out
     assert summary("fine")["init_from"] == "runs/first"
-    meta, old = (
-        load_checkpoint("runs/fine")[1],
-        load_checkpoint(BASE)[1]["vocabulary"]["characters"],
-    )
-    assert (
-        meta["vocabulary"]["characters"] == "".join(sorted({*old, *"\t~áö語"}))
-        and meta["step"] > 0
-    )
-    ended = base("resume=runs/fine", "init_from=other", "trainer.max_steps=90", defaults=False)
-    one_line(ended, 2, "init_from=other (the run has runs/first)", "allow= cannot permit")
-
-
-def test_a_run_cannot_start_from_a_model_afterwards(base):
-    ended = base("resume=runs/first", "init_from=other", "trainer.max_steps=90", defaults=False)
-    one_line(ended, 2, "init_from=other (the run has none)", "allow= cannot permit")
+    new, old = (load_checkpoint(run)[1]["vocabulary"]["characters"] for run in ("fine", BASE))
+    assert new == "".join(sorted({*old, *"\t~áö語"}))
+    for name, model in (("fine", "runs/first"), ("first", "none")):
+        ended = base(f"resume={name}", "init_from=other", "trainer.max_steps=90", defaults=False)
+        one_line(ended, 2, f"init_from=other (the run has {model})", "allow= cannot permit")
 
 
 def test_a_run_says_that_its_initial_model_has_read_the_text(base, prose):

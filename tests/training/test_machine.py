@@ -2,6 +2,7 @@
 
 import subprocess
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -17,9 +18,8 @@ from training.begin import compose_resumed
 from training.choosing import hardware, time_budget
 from training.choosing.choose import choose
 from training.choosing.rules import SHORT_TEXT
-from training.launch import _may_differ
 from training.machine import Gpu, Machine, choose_accelerator, choose_devices
-from training.resume import is_other_gpu
+from training.resume import check_unchanged
 
 T4 = Gpu("Tesla T4", False)
 H200 = Gpu("NVIDIA H200", True)
@@ -35,7 +35,6 @@ MACHINES = {
     "two T4s": ([T4] * 2, 2, None,
                 "cuda (1 of 2 GPUs: trainer.devices), 32-true (the GPU has no bf16)"),
     "a GPU too old for PyTorch": ([T4], 1, NO_KERNEL, "cpu, "),
-    "a CPU build": ([], 1, CPU_BUILD, "cpu, "),
     "an old driver": ([], 1, OLD_DRIVER, "cpu, "),
 }  # fmt: skip
 
@@ -74,9 +73,7 @@ def test_what_the_first_command_does_on_a_machine(name, monkeypatch, pretend):
     assert line.startswith(used.device) and choice.machine.startswith(line)
     assert used.devices == used.local == 1
     trainer = choice.config.trainer
-    assert trainer.devices == trainer.num_nodes == trainer.accelerator == "auto", (
-        "resuming elsewhere decides anew"
-    )
+    assert trainer.devices == trainer.num_nodes == trainer.accelerator == "auto"
     note = ""
     if number and error:
         first, *_ = str(error).splitlines()
@@ -99,39 +96,32 @@ def test_a_run_says_why_it_uses_no_gpu(pretend, train):
 
 def test_apple_s_gpu_is_used_only_if_asked_for(pretend, monkeypatch):
     pretend([], 0, CPU_BUILD)
-    assert refusal(InputError, choose_accelerator, "mps", 0).endswith("this machine has none")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     device, note = choose_accelerator("mps", 0)
     assert device == "mps" and "untried" in note
     assert choose_accelerator("auto", 0) == ("cpu", "")
 
 
-# trainer.devices, device, GPUs, and what is used or said
+# trainer.devices, device, GPUs, and what is used
 DEVICES = [
     ("auto", "cuda", 4, 1), (2, "cuda", 4, 2), ([1, 3], "cuda", 4, [1, 3]), ("auto", "cpu", 0, 1), (3, "cpu", 0, 3),
-    (4, "cuda", 2, "trainer.devices=4: this machine has 2 GPUs"),
-    ([2], "cuda", 2, "trainer.devices=[2]: this machine has 2 GPUs, from 0 on"),
-    ([0], "cpu", 0, "trainer.devices=[0]: a list is for GPUs"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("devices", "device", "gpus", "expected"), DEVICES)
 def test_which_devices_a_run_uses(devices, device, gpus, expected):
-    if isinstance(expected, str):
-        assert refusal(InputError, choose_devices, devices, device, gpus).startswith(expected)
-    else:
-        assert choose_devices(devices, device, gpus) == expected
+    assert choose_devices(devices, device, gpus) == expected
+
+
+def start_ranks(monkeypatch, **numbers):
+    """Pretend that torchrun has started this process."""
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, **numbers}.items():
+        monkeypatch.setenv(name, str(value))
 
 
 def test_each_rank_uses_its_own_gpu(pretend, monkeypatch):
     used = pretend([H200] * 4, 4)
-    for name, value in {
-        "RANK": 6,
-        "LOCAL_RANK": 2,
-        "WORLD_SIZE": 8,
-        "LOCAL_WORLD_SIZE": 4,
-    }.items():
-        monkeypatch.setenv(name, str(value))
+    start_ranks(monkeypatch, RANK=6, LOCAL_RANK=2, WORLD_SIZE=8, LOCAL_WORLD_SIZE=4)
     each = machine.find_machine(compose([]), 1.0)
     assert (each.devices, each.local, each.nodes, used) == (8, 4, 2, [2])
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
@@ -142,7 +132,6 @@ def test_each_rank_uses_its_own_gpu(pretend, monkeypatch):
 def test_bf16_that_is_set_needs_a_gpu_that_has_it():
     said = refusal(InputError, hardware.choose_precision, "bf16-mixed", Machine("cuda", gpu=T4))
     assert "Tesla T4 has no bf16" in said and "'allow=[trainer.precision]'" in said
-    assert hardware.choose_precision("bf16-mixed", Machine("cuda", gpu=H200)) == ("bf16-mixed", "")
 
 
 COMPILED = [  # what a run on a GPU chooses; a slower card saves more
@@ -164,16 +153,29 @@ def test_a_gpu_compiles_if_that_saves_more_than_it_costs(gpu, arguments, expecte
     assert choice.config.compile == expected
 
 
-def test_another_gpu_of_a_resumed_run_is_another_only_to_the_bit():
-    a, b, cpu = (
-        {"device": name} for name in ("cuda NVIDIA H200", "cuda Tesla T4", "cpu with AVX512")
-    )
-    assert is_other_gpu(a, b) and not is_other_gpu(a, a) and not is_other_gpu(a, cpu)
+@pytest.mark.parametrize(("before", "now", "exact", "refused"), [
+    ("cuda NVIDIA H200", "cuda Tesla T4", "warn", False), ("cuda NVIDIA H200", "cuda Tesla T4", "true", True),
+    ("cuda NVIDIA H200", "cpu with AVX512", "warn", True),
+])  # fmt: skip
+def test_another_gpu_of_a_resumed_run_is_another_only_to_the_bit(before, now, exact, refused):
+    conditions = {"device": now, "trainer.deterministic": exact}
+    point = SimpleNamespace(conditions=conditions | {"device": before})
+    with pytest.raises(InputError, match="cannot change device=") if refused else nullcontext():
+        check_unchanged("runs/a", conditions, point, [])
 
 
-def test_ranks_must_have_equal_gpus():
-    assert not _may_differ("device", "cuda NVIDIA H200") and _may_differ("device", "cpu with AVX2")
-    assert _may_differ("threads", 2) and not _may_differ("text", "a")
+@pytest.mark.parametrize(("name", "values", "refused"), [
+    ("device", ("cuda NVIDIA H200", "cuda Tesla T4"), True), ("device", ("cpu with AVX2", "cpu with AVX512"), False),
+    ("threads", (2, 4), False), ("text", ("a", "b"), True),
+])  # fmt: skip
+def test_ranks_must_have_equal_gpus_and_texts(monkeypatch, name, values, refused):
+    def gather(everyone, own):
+        everyone[:] = [("a", {name: value}) for value in values]
+
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    with pytest.raises(InputError, match=f"{name}: rank 1 on a has") if refused else nullcontext():
+        launch.check_same_start({})
 
 
 @pytest.mark.parametrize("message", [
@@ -184,15 +186,14 @@ def test_memory_that_runs_out_is_recognised(message):
     assert is_out_of_memory(RuntimeError(message)) and not is_out_of_memory(RuntimeError("a bug"))
 
 
-@pytest.mark.parametrize("number", ["2", "4"])
-def test_a_run_of_two_devices_can_be_resumed_by_any_number_of_ranks(monkeypatch, number):
-    for name, value in {"RANK": "0", "WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number}.items():
-        monkeypatch.setenv(name, value)
+def test_a_run_of_two_devices_can_be_resumed_by_any_number_of_ranks(monkeypatch):
+    start_ranks(monkeypatch, WORLD_SIZE=4, LOCAL_WORLD_SIZE=4)
     assert compose_resumed([], compose(["trainer.devices=2"])).trainer.devices == "auto"
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
     ("trainer.devices=4", "trainer.devices=4: this machine has 2 GPUs"),
+    ("trainer.devices=[0,2]", "trainer.devices=[0,2]: this machine has 2 GPUs, from 0 on"),
     ("trainer.devices=2 minutes=1", "minutes=1: needs one device"),
 ])  # fmt: skip
 def test_devices_that_cannot_be_are_said_before_any_process_starts(pretend, arguments, said):

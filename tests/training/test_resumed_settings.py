@@ -26,11 +26,9 @@ RUN = (
     "data.path=letters.txt"
 ).split()
 # `min_delta`: no validation but the first is better
-CALLBACKS = [
-    "callbacks=[early_stopping,ema]",
-    "callbacks.early_stopping.patience=50",
-    "callbacks.early_stopping.min_delta=100",
-]
+CALLBACKS = (
+    "callbacks=[early_stopping,ema] callbacks.early_stopping.patience=50 callbacks.early_stopping.min_delta=100"
+).split()
 CHANGED = Path("runs/changed")
 FIELD = "field"  # the changes of a run whose text is a table
 
@@ -174,10 +172,7 @@ CHANGES = {
 # A process of one CPU shows nothing of these.
 ELSEWHERE = {
     "compile",
-    "trainer.accelerator",
-    "trainer.devices",
-    "trainer.num_nodes",
-    "trainer.timeout",
+    *(f"trainer.{key}" for key in ("accelerator", "devices", "num_nodes", "timeout")),
 }
 
 
@@ -192,11 +187,8 @@ def test_every_setting_that_may_change_is_tried():
     for file in CONF.glob("callbacks/*.yaml"):
         for callback, arguments in yaml.safe_load(file.read_text()).items():
             if "_target_" in arguments:
-                changeable |= {
-                    f"callbacks.{callback}.{argument}"
-                    for argument in arguments
-                    if argument != "_target_"
-                }
+                names = arguments.keys() - {"_target_"}
+                changeable |= {f"callbacks.{callback}.{argument}" for argument in names}
     tried = {key for changes in CHANGES.values() for key in changes}
     assert tried == changeable - ELSEWHERE
 
@@ -216,11 +208,8 @@ def as_before():
 def runs(monkeypatch):
     """What each run of this process trains with, the newest last."""
     seen = []
-    step, gradients, explicit = (
-        LitGPT.training_step,
-        LitGPT.gradients,
-        attention.explicit_attention,
-    )
+    step, gradients = LitGPT.training_step, LitGPT.gradients
+    explicit = attention.explicit_attention
 
     def watched_step(self, batch, index):
         if not seen or seen[-1].module is not self:

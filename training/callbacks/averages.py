@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import lightning as L
 from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor
 
@@ -26,8 +25,8 @@ class MovingAverage(WeightAveraging):
         decay = float(updates) / (float(updates) + 1 / self.share)
         return decay * average + (1 - decay) * current
 
-    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_epoch_end(self, *_: Any) -> None:
         """Do not restore the weights yet: `Watch` samples from the average, too."""
 
-    def on_validation_end(self, trainer: Any, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         super().on_validation_epoch_end(trainer, pl_module)  # restores the weights

@@ -102,15 +102,13 @@ class Snapshots(L.Callback):
     def __init__(self) -> None:
         self.weights: dict[str, Any] = {}
 
-    def on_validation_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any
-    ) -> None:
+    def on_validation_batch_start(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
         if trainer.is_global_zero and not self.weights and not trainer.sanity_checking:
             self.weights = {
                 name: weight.cpu().clone() for name, weight in pl_module.state_dict().items()
             }
 
-    def on_validation_end(self, trainer: Any, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         if not self.weights:
             return
         (folder,) = [
@@ -149,9 +147,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         save_training_checkpoint(path, checkpoint, previous)
         self.last_is_damaged = False
 
-    def load_checkpoint(
-        self, path: Any, map_location: Any = None, weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        """Return the checkpoint of the run to resume, which `newest_checkpoint` has read from this path."""
+    def load_checkpoint(self, *_: Any, **__: Any) -> dict[str, Any]:
+        """Return the checkpoint of the run to resume, which `newest_checkpoint` has read."""
         assert self.resumed
         return self.resumed.take()

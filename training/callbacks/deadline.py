@@ -13,7 +13,7 @@ from base.files import write_text
 from base.jobs.run_directory import Run
 from base.log import log
 from base.progress import count
-from conf.schema import Config, to_yaml
+from conf.schema import to_yaml
 from data.datamodule import ENDLESS
 from training.callbacks.checkpoints import Checkpoints
 from training.choosing.choose import fill
@@ -34,10 +34,11 @@ LATE_SECONDS = 0.5
 VALIDATING = 0.05  # max fraction of the time for validations before the last one
 
 
-def with_steps(config: Config, steps: int, interval: int) -> Config:
-    """Return `config` with the number of steps and, unless it is set, the interval of validations."""
-    trainer = fill(config.trainer, val_check_interval=interval)
-    return replace(config, trainer=replace(trainer, max_steps=steps))
+def store_steps(run: Run, module: LitGPT, steps: int, interval: int) -> None:
+    """Store the number of steps in the configuration and, unless it is set, the interval of validations."""
+    trainer = fill(module.config.trainer, val_check_interval=interval)
+    module.config = replace(module.config, trainer=replace(trainer, max_steps=steps))
+    write_text(run.config, to_yaml(module.config))
 
 
 class Deadline(L.Callback):
@@ -69,7 +70,7 @@ class Deadline(L.Callback):
 
     def begin_timing(self) -> None:
         """Time the steps after the next one, which is slow, because it is the first or contains other work."""
-        self.began: tuple[int, float] | None = None  # step and time
+        self.began: Any = None  # step and time
         self.seconds_in_steps = 0.0  # sum of all steps since `began`
         # the number of recent steps and their seconds: since `began`, or since the choice
         self.timed, self.timed_seconds = 0, 0.0
@@ -134,8 +135,7 @@ class Deadline(L.Callback):
 
     def save(self, module: Any, steps: int, interval: int) -> None:
         """Store the choice, and save after this step, so that a resumed run begins with the choice."""
-        module.config = with_steps(module.config, steps, interval)
-        write_text(self.run.config, to_yaml(module.config))
+        store_steps(self.run, module, steps, interval)
         self.checkpoints.due_at = 0.0  # `Checkpoints`, which is called later, saves at once
 
     def _is_due(self, trainer: L.Trainer) -> bool:
@@ -168,13 +168,10 @@ class Deadline(L.Callback):
 
     def _per_step(self, trainer: Any) -> float:
         """Return the expected seconds of a coming step, with its share of the validations."""
-        assert self.began
         first_step, first_ended = self.began
         steps = trainer.global_step - first_step
         seconds = time.perf_counter() - first_ended
-        if trainer.max_steps < 0:
-            return seconds / steps
-        # After the choice, the last steps count, because the machine may have become slower.
+        # After the choice, only the last steps are timed, because the machine may have become slower.
         between_steps = (seconds - self.seconds_in_steps) / steps  # such as validations
         return self.timed_seconds / self.timed + between_steps
 

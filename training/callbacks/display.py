@@ -27,7 +27,7 @@ class Display(L.Callback):
         self.unit = unit  # of the tokens, such as "character"
         self.deadline = deadline  # of a run with a time limit
         self.bar: Any = None  # of tqdm, only in a terminal
-        self.waiting: Progress | None = None
+        self.waiting: Any = None  # a `Progress`, while something is shown
 
     def show(self, what: str, total: int = 0) -> None:
         """Show `what` the run is waiting for, such as "validating", in place of the text shown before."""
@@ -86,7 +86,6 @@ class Display(L.Callback):
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        assert self.waiting is not None
         inputs = batch[0]  # (B, T)
         self.waiting.update(inputs.numel())
 

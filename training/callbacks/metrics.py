@@ -1,6 +1,7 @@
 """The callback that measures the training steps and logs the metrics."""
 
 import math
+from collections import defaultdict
 from typing import Any
 
 import lightning as L
@@ -35,9 +36,8 @@ class Metrics(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         history = pl_module.history
-        device = pl_module.device
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-        peak = peak_flops(name, str(trainer.precision))
+        gpu = pl_module.machine.gpu
+        peak = peak_flops(gpu.name if gpu else "", str(trainer.precision))
         history.peak_flops = peak and peak * trainer.world_size
         self.flops_per_token = pl_module.net.flops_per_token()
         self.start_step = trainer.global_step
@@ -95,7 +95,7 @@ class Metrics(L.Callback):
         pl_module.fetch_losses()
         pl_module.history.stop_clock()
 
-    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
         pl_module.history.stop_clock()
 
     def _is_logged(self, trainer: L.Trainer, step: int) -> bool:
@@ -161,10 +161,12 @@ def relative_updates(before: dict[str, Tensor], model: GPT) -> dict[str, float]:
     if not before:
         return {}
     parameters = dict(model.named_parameters())
-    ratios: dict[str, Tensor] = {}
-    for kind in dict.fromkeys(map(group_of, before)):
-        weights = {name: old.float() for name, old in before.items() if group_of(name) == kind}
-        moves = [parameters[name].detach() - old for name, old in weights.items()]
-        ratios[f"update/{kind}"] = get_total_norm(moves) / get_total_norm(weights.values())
+    weights = defaultdict[str, list[Tensor]](list)  # by metric
+    moves = defaultdict[str, list[Tensor]](list)
+    for name, old in before.items():
+        metric = f"update/{group_of(name)}"
+        weights[metric].append(old.float())
+        moves[metric].append(parameters[name].detach() - old.float())
+    ratios = {key: get_total_norm(moves[key]) / get_total_norm(weights[key]) for key in moves}
     # a single GPU synchronization
     return dict(zip(ratios, torch.stack([*ratios.values()]).tolist(), strict=True))

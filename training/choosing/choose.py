@@ -1,13 +1,12 @@
 """Before the first step, replace each `auto` in the configuration by a value, which config.yaml then stores."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from base import processes
 from base.progress import count
-from conf.schema import Config
+from conf.schema import Config, TrainerConfig
 from data.text import Text
 from gpt.config import OptimConfig
 from gpt.facts import duration, epochs, rounded
@@ -16,15 +15,13 @@ from reports.log_lines import MIN_STEPS
 from training.choosing import hardware, rules, time_budget
 from training.machine import Machine, number_of
 
-AS_CONFIGURED = "as configured"
-
 
 @dataclass(frozen=True)
 class Choice:
     """A configuration in which each `auto` is replaced by a value, and lines to log about the choices."""
 
     config: Config
-    why_compiled: str  # or why not; "" if it is set
+    why_compiled: str  # or why not
     notes: list[str]
     steps_needed: float = math.inf  # with `minutes`: more steps would not lower the loss
     machine: str = ""  # the device, the precision and the threads, with the reasons
@@ -33,6 +30,8 @@ class Choice:
 def choose(config: Config, text: Text, machine: Machine) -> Choice:
     """Choose a value for each `auto` in `config` that suits the text, machine and time limit, and return a `Choice`.
 
+    A callback with `patience: auto` stays only if a short text chooses the steps.
+
     With `minutes=N`, steps and validation interval stay `auto`: `Deadline` chooses them while the
     run trains, at most `steps_needed`.
     """
@@ -40,16 +39,25 @@ def choose(config: Config, text: Text, machine: Machine) -> Choice:
     threads, why_threads = hardware.choose_threads(config.threads)
     default = with_constants(config, precision, threads)
     is_short = len(text.train) < rules.SHORT_TEXT and config.data.overfit is None
-    if config.minutes is not None and config.trainer.max_steps == "auto":
+    chooses_steps = config.trainer.max_steps == "auto"
+    by_time = chooses_steps and config.minutes is not None
+    if by_time:
         choice = choose_by_time(config, default, text, machine)
     else:
         choice = choose_by_text(config, default, text, machine, is_short)
-    chosen = replace(choice.config, callbacks=choose_callbacks(config, is_short))
+    callbacks = {}
+    for name, callback in config.callbacks.items():
+        if callback.get("patience") != "auto":
+            callbacks[name] = callback
+        # With a time limit, the run ends when the text is learned; its best model is kept anyway.
+        elif is_short and chooses_steps and not by_time:
+            callbacks[name] = callback | {"patience": rules.MIN_VALIDATIONS // 3}
+    chosen = replace(choice.config, callbacks=callbacks)
     hardware.check_memory(chosen, text.tokenizer.size, machine)
     device = machine.device
     if machine.gpus > 1:
         device += f" ({number_of(machine.local)} of {machine.gpus} GPUs: trainer.devices)"
-    described = f"{device}, {precision} ({why_precision or AS_CONFIGURED})"
+    described = f"{device}, {precision} ({why_precision})"
     if why_threads:
         described += f", {count(int(threads), 'thread')} ({why_threads})"
     return replace(choice, config=chosen, machine=described)
@@ -76,21 +84,29 @@ def choose_by_text(
     if is_short:
         usual = rules.steps_for(tokens, rules.share_of_steps(config, tokens))
         trainer = fill(trainer, max_steps=usual)
-        trainer = fill(trainer, val_check_interval=rules.interval_for(trainer.max_steps, usual))
+        steps = trainer.max_steps
+        rising = min(steps, usual)  # the loss may rise from about here on
+        for_minimum = -(-rising // rules.MIN_VALIDATIONS)  # about this many by then; rounded up
+        for_maximum = steps // rules.MAX_VALIDATIONS  # about this many in all
+        interval = min(TrainerConfig.val_check_interval, max(for_minimum, for_maximum))
+        trainer = fill(trainer, val_check_interval=interval)
     trainer = with_defaults(trainer)
     tokens_seen = trainer.max_steps * default.data.batch * model.context
     if is_short and config.model.dropout == "auto":
         model = replace(model, dropout=rules.dropout_for(model, tokens, tokens_seen))
+    flops_per_second = hardware.LAPTOP_FLOPS
+    if machine.gpu:
+        # a GPU that is not listed is like a T4
+        peak = hardware.peak_flops(machine.gpu.name, trainer.precision) or 8.1e12
+        flops_per_second = hardware.REACHED * peak * machine.devices
     flops = untrained(model, text.tokenizer.size).flops_per_token() * tokens_seen
-    seconds = flops / hardware.estimated_flops(machine, default.trainer.precision)
+    seconds = flops / flops_per_second
     compiled, why_compiled = hardware.choose_compile(default, machine, seconds)
     chosen = replace(default, model=model, trainer=trainer, compile=compiled)
     notes = []
     if is_short:
-        steps = (
-            f"{count(trainer.max_steps, 'step')}, validation every {trainer.val_check_interval}"
-        )
-        notes.append(f"short text {tokens:,} training {text.tokenizer.unit}s: {steps}")
+        taken = f"{count(steps, 'step')}, validation every {trainer.val_check_interval}"
+        notes.append(f"short text {tokens:,} training {text.tokenizer.unit}s: {taken}")
     return Choice(chosen, why_compiled, notes)
 
 
@@ -104,31 +120,30 @@ def choose_by_time(config: Config, default: Config, text: Text, machine: Machine
         rate, warmup = rules.schedule_for(chosen.optim.name, budget.steps_in_time)
         optim = with_defaults(fill(config.optim, lr=rate, warmup=warmup))
         chosen = replace(chosen, optim=optim)
-    notes = list(describe_time(config, chosen, budget, len(text.train)))
-    return Choice(chosen, budget.why_compiled, notes, budget.steps_needed)
 
-
-def describe_time(
-    config: Config, chosen: Config, budget: time_budget.Budget, tokens: int
-) -> Iterator[str]:
-    """Yield lines about what was chosen for the time limit, and why."""
     minutes = f"minutes    {config.minutes:g}"
-    size = time_budget.tokens_of_step(chosen)
     steps = min(budget.steps_needed, budget.steps_in_time)
     if steps == budget.steps_needed:
-        training = budget.steps_needed * budget.step_seconds / time_budget.TRAINING_SHARE
+        training = steps * budget.step_seconds / time_budget.TRAINING_SHARE
         time, unit = duration(processes.elapsed() + training)
-        yield f"{minutes}: this model learns the text in about {time} {unit}"
+        notes = [f"{minutes}: this model learns the text in about {time} {unit}"]
     else:
-        yield f"{minutes}: a step takes about {rounded(1000 * budget.step_seconds, 3)} ms here"
+        milliseconds = rounded(1000 * budget.step_seconds, 3)
+        notes = [f"{minutes}: a step takes about {milliseconds} ms here"]
     if budget.limit:
-        yield f"size       {chosen.model.dim} wide: {budget.limit}"
+        notes.append(f"size       {chosen.model.dim} wide: {budget.limit}")
     if config.model.dropout == "auto" and chosen.model.dropout:
-        yield f"dropout    {chosen.model.dropout:g}, because the run reads {epochs(steps * size / tokens)}"
-    if config.optim.lr == "auto" and chosen.optim.lr != OptimConfig.lr:
-        yield f"rate       {chosen.optim.lr:g} instead of {OptimConfig.lr:g}, because the steps are few"
+        read = epochs(steps * time_budget.tokens_of_step(chosen) / len(text.train))
+        notes.append(f"dropout    {chosen.model.dropout:g}, because the run reads {read}")
+    usual = OptimConfig.lr
+    if config.optim.lr == "auto" and chosen.optim.lr != usual:
+        notes.append(
+            f"rate       {chosen.optim.lr:g} instead of {usual:g}, because the steps are few"
+        )
     if budget.steps_in_time < MIN_STEPS:
-        yield f"{minutes}: {count(int(steps), 'step')} will learn next to nothing; allow more time"
+        taken = count(int(steps), "step")
+        notes.append(f"{minutes}: {taken} will learn next to nothing; allow more time")
+    return Choice(chosen, budget.why_compiled, notes, budget.steps_needed)
 
 
 def fill(config: Any, **values: Any) -> Any:
@@ -142,19 +157,3 @@ def with_defaults(config: Any) -> Any:
     return fill(
         config, **{field.name: field.default for field in fields(config) if field.metadata["auto"]}
     )
-
-
-def choose_callbacks(config: Config, short: bool) -> dict[str, Any]:
-    """Return the configured callbacks; one with `patience: auto` stays only if a short text has chosen the steps.
-
-    With a time limit, the run ends when the text is learned; its best model is kept anyway.
-    """
-    chooses_steps = config.trainer.max_steps == "auto" and config.minutes is None
-    callbacks = {}
-    for name, callback in config.callbacks.items():
-        if callback.get("patience") == "auto":
-            if not (short and chooses_steps):
-                continue
-            callback = callback | {"patience": rules.MIN_VALIDATIONS // 3}
-        callbacks[name] = callback
-    return callbacks

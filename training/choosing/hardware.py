@@ -27,6 +27,7 @@ LAPTOP_FLOPS = 1.5e11
 # fraction of its peak FLOP/s that a GPU reaches in an uncompiled step (docs/results.md, an H200)
 REACHED = 0.1
 
+AS_CONFIGURED = "as configured"  # the reason for a value that is set
 LOADED_BYTES = 0.45 * 2**30  # of PyTorch and Lightning
 # How many fp32 numbers a training step stores (docs/experiments/memory.csv): per position and
 # channel for the backward pass of a layer, and per logit.
@@ -53,18 +54,18 @@ TFLOPS: dict[str, tuple[float | None, float | None]] = {
 
 
 def choose_precision(precision: str, machine: Machine) -> tuple[str, str]:
-    """Return the precision of the run, such as `bf16-mixed`, and the reason for it, "" if it is set.
+    """Return the precision of the run, such as `bf16-mixed`, and the reason for it.
 
     It is also that of Muon's matrix products.
     """
     gpu = machine.gpu
     if precision != "auto":
         if gpu and precision == "bf16-mixed" and not gpu.has_bf16:
-            way = (
-                "use trainer.precision=32-true, and 'allow=[trainer.precision]' to resume with it"
+            raise InputError(
+                f"trainer.precision={precision}: {gpu.name} has no bf16; use "
+                "trainer.precision=32-true, and 'allow=[trainer.precision]' to resume with it"
             )
-            raise InputError(f"trainer.precision={precision}: {gpu.name} has no bf16; {way}")
-        return precision, ""
+        return precision, AS_CONFIGURED
     if gpu:
         if gpu.has_bf16:
             return "bf16-mixed", "the GPU has bf16"
@@ -85,38 +86,31 @@ def choose_precision(precision: str, machine: Machine) -> tuple[str, str]:
 
 
 def choose_compile(config: Config, machine: Machine, seconds: float) -> tuple[str, str]:
-    """Return whether to use torch.compile, `true` or `false`, and the reason, "" if it is set.
+    """Return whether to use torch.compile, `true` or `false`, and the reason.
 
     Training takes `seconds` if it is not compiled.
     """
     if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
         return "false", "TORCH_COMPILE_DISABLE=1"
     if config.compile != "auto":
-        return config.compile, ""
+        return config.compile, AS_CONFIGURED
     if sys.platform != "linux":
         return "false", "not tested on this system"
-    cost = compiling_seconds(config, machine)
-    saved = (1 - compiled_fraction(config, machine)) * seconds
+    cost, fraction = compiling(config, machine)
+    saved = (1 - fraction) * seconds
     pays = "true" if saved > cost else "false"
     return pays, f"takes about {cost:.0f} s, saves {max(0.0, saved):.0f} s of training"
 
 
-def compiled_fraction(config: Config, machine: Machine) -> float:
-    """Return which fraction of the time of an uncompiled step a compiled one takes."""
-    return COMPILED_ON_GPU if machine.device == "cuda" else COMPILED[config.trainer.precision]
-
-
-def compiling_seconds(config: Config, machine: Machine) -> float:
-    """Return about how long torch.compile takes, judging by how long importing PyTorch took.
-
-    Without a time limit it is a constant, so that the same command trains the same bits, and all
-    ranks alike.
-    """
+def compiling(config: Config, machine: Machine) -> tuple[float, float]:
+    """Return the seconds that torch.compile takes, and the time of a compiled step over that of an uncompiled one."""
     if machine.device == "cuda":
-        return COMPILING_ON_GPU
+        return COMPILING_ON_GPU, COMPILED_ON_GPU
+    seconds = machine.import_seconds
     if config.minutes is None:
-        return COMPILING * Machine.import_seconds
-    return COMPILING * machine.import_seconds
+        # A constant, so that the same command trains the same bits, and all ranks alike.
+        seconds = Machine.import_seconds
+    return COMPILING * seconds, COMPILED[config.trainer.precision]
 
 
 def choose_threads(threads: int | str) -> tuple[int | str, str]:
@@ -139,14 +133,6 @@ def choose_threads(threads: int | str) -> tuple[int | str, str]:
             why = f"other programs use {busy:.1f} of {cores} cores"
     torch.set_num_threads(threads)
     return threads, why
-
-
-def estimated_flops(machine: Machine, precision: str) -> float:
-    """Return about how many FLOP/s an uncompiled training step reaches; a GPU that is not in `TFLOPS` is like a T4."""
-    if machine.gpu is None:
-        return LAPTOP_FLOPS
-    peak = peak_flops(machine.gpu.name, precision) or 8.1e12  # that of a T4
-    return REACHED * peak * machine.devices
 
 
 def peak_flops(name: str, precision: str) -> float | None:
@@ -181,9 +167,9 @@ def check_memory(config: Config, vocabulary: int, machine: Machine) -> None:
     parts = [part for part in range(1, rows) if rows % part == 0 and part <= fitting]
     if parts:
         lower = f"use data.micro_batch={parts[-1]}"
-    there = f"there are {max(0.0, memory) / 2**30:,.1f}"
     raise InputError(
-        f"a step needs about {needed / 2**30:,.1f} GiB of memory, but {there}; {lower}"
+        f"a step needs about {needed / 2**30:,.1f} GiB of memory, but there are "
+        f"{max(0.0, memory) / 2**30:,.1f}; {lower}"
     )
 
 
@@ -209,13 +195,5 @@ def available(device: str) -> float:
         return float(torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
     if sys.platform == "win32":
         return math.inf
-    import resource
-
-    limits = [
-        float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
-        cgroups.memory_limit(),
-    ]
-    soft_limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft_limit != resource.RLIM_INFINITY:
-        limits.append(float(soft_limit))
-    return min(limits)
+    memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min(memory, cgroups.memory_limit())

@@ -59,14 +59,6 @@ def steps_for(tokens: int, share: float) -> int:
     return max(1, round(steps / 10)) * 10
 
 
-def interval_for(steps: int, usual: int) -> int:
-    """Return the number of steps between two validations of a run on a short text, which takes `usual` steps."""
-    rising = min(steps, usual)  # the loss may rise from about here on
-    for_minimum = -(-rising // MIN_VALIDATIONS)  # about MIN_VALIDATIONS by then; rounded up
-    for_maximum = steps // MAX_VALIDATIONS  # about MAX_VALIDATIONS in all
-    return min(TrainerConfig.val_check_interval, max(for_minimum, for_maximum))
-
-
 def schedule_for(name: str, steps: float) -> tuple[float, int]:
     """Return the learning rate and the warm-up of a run of `steps` steps with the optimizer `name`.
 

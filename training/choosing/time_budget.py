@@ -105,8 +105,9 @@ def fit(config: Config, default: Config, text: Text, machine: Machine) -> Budget
     training_seconds = min(seconds, tokens_needed(config, model, tokens) * token_seconds)
     compiled, why_compiled = hardware.choose_compile(default, machine, training_seconds)
     if compiled == "true":
-        seconds -= hardware.compiling_seconds(default, machine)
-        token_seconds *= hardware.compiled_fraction(default, machine)
+        compiling_seconds, fraction = hardware.compiling(default, machine)
+        seconds -= compiling_seconds
+        token_seconds *= fraction
 
     limit = ""
     if config.model.layers == config.model.heads == config.model.dim == "auto":

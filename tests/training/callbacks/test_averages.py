@@ -32,5 +32,3 @@ def test_the_average_is_over_a_share_of_the_steps_so_far(steps):
         [power / sum(powers) for power in powers], dtype=torch.float64
     )  # (steps,)
     assert averaged(0.05, trajectory) == pytest.approx(float(shares @ trajectory), abs=1e-9)
-    ages = torch.arange(steps).flip(0).double()  # (steps,), of the last step: 0
-    assert float(shares @ ages) == pytest.approx((steps - 1) / (LAST_TWENTIETH + 1))

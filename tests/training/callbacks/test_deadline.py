@@ -8,13 +8,11 @@ from collections.abc import Sized
 from pathlib import Path
 from types import SimpleNamespace
 
-import lightning as L
 import pytest
 
 from base import processes
 from base.jobs.run_directory import Run
 from conf.compose import read_config
-from conf.keys import FOLDERS
 from reports.card import repeating
 from reports.history import History
 from tests.conftest import assert_same_weights, last, summary
@@ -198,52 +196,25 @@ def test_a_run_that_is_stopped_after_the_choice_keeps_its_steps(train, monkeypat
     assert_as_with_steps(train)
 
 
-class StopAt(L.Callback):
-    """Ends training after a step."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == self.step:
-            trainer.should_stop = True
-
-
-STOP_AT = "stop_at:\n  _target_: tests.training.callbacks.test_deadline.StopAt\n  step: 30\n"
-EARLY = [
-    "callbacks=early_stopping",
-    "callbacks.early_stopping.patience=1",
-    "callbacks.early_stopping.min_delta=100",
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stopping", "validations"), [(["callbacks=stop_at"], 1), (EARLY, 2)], ids=["any", "early"]
-)
-def test_a_callback_may_end_a_run_before_the_choice(
-    train, workplace, stopping, validations, request
-):
-    request.addfinalizer(FOLDERS.clear)
-    (workplace / "own/callbacks").mkdir(parents=True)
-    (workplace / "own/callbacks/stop_at.yaml").write_text(STOP_AT)
-    own = "--config-dir=own"
+def test_a_callback_may_end_a_run_before_the_choice(train):
+    stopping = "callbacks=early_stopping callbacks.early_stopping.patience=1 callbacks.early_stopping.min_delta=100"
     small = [each for each in SMALL if not each.startswith("callbacks")]
-    ended = train(own, "name=a", "minutes=0.5", *small, *stopping, defaults=False)
+    ended = train("name=a", "minutes=0.5", *small, *stopping.split(), defaults=False)
     assert ended.status == 0, ended
-    config = read_config(Path("runs/a"))
-    steps, interval = config.trainer.max_steps, config.trainer.val_check_interval
-    assert summary("a")["status"] == "finished" and summary("a")["steps"] == steps
-    assert len(summary("a")["validations"]) == math.ceil(steps / interval) == validations
+    trainer = read_config(Path("runs/a")).trainer
+    steps = trainer.max_steps
+    run = summary("a")
+    assert run["status"] == "finished" and run["steps"] == steps
+    assert len(run["validations"]) == math.ceil(steps / trainer.val_check_interval) == 2
     report = Path("runs/a/report.html").read_text()
     assert f"trainer.max_steps={steps} " in report
-    assert f"trainer.val_check_interval={interval} " in report
-    notes = summary("a")["notes"]
-    assert notes is not None and any("before its learning rate fell" in note for note in notes)
-    finished = train(own, "resume=a", defaults=False).out
+    assert f"trainer.val_check_interval={trainer.val_check_interval} " in report
+    assert any("before its learning rate fell" in note for note in run["notes"])
+    finished = train("resume=a", defaults=False).out
     (printed,) = re.findall("is finished: .*; (.*) continues it", finished)
     _, _, *arguments = shlex.split(printed)
-    continued = train(own, *arguments, defaults=False)
+    continued = train(*arguments, defaults=False)
     assert continued.status == 0 and summary("a")["steps"] == 2 * steps, continued
 
 
@@ -252,14 +223,8 @@ def test_a_run_that_is_killed_before_the_choice_has_the_time_that_is_left(train,
     # a short one needs less than the time
     Path("long.txt").write_text(26 * Path("book.txt").read_text())
     often = "trainer.checkpoint_minutes=1e-6"
-    killed = run(
-        "name=cut",
-        "minutes=0.5",
-        *SMALL,
-        often,
-        "data.path=long.txt",
-        fault=(faults.before_rename, 12, "last.ckpt"),
-    )
+    given = ["name=cut", "minutes=0.5", *SMALL, often, "data.path=long.txt"]
+    killed = run(*given, fault=(faults.before_rename, 12, "last.ckpt"))
     assert killed.status < 0 and read_config(Path("runs/cut")).trainer.max_steps == "auto"
     started = time.monotonic()
     ended = train("resume=cut", defaults=False)

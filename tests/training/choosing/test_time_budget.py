@@ -57,13 +57,10 @@ LONGER_TEXT, MORE_TIME = "a larger model needs a longer text", "a larger model n
 RULE = [
     (CORPUS, 300, 0.2, 64, 0.0, 8, 0.03, 20, MORE_TIME, 20),
     (TINY, 222, 2, 96, 0.0, 8, 0.012, 50, MORE_TIME, 20),
-    (TINY, 45, 2, 128, 0.0, 8, 0.006, 50, MORE_TIME, 14),
     (TINY, 45, 60, 192, 0.1, 8, 0.006, 50, LONGER_TEXT, 14),
     (CORPUS, 45, 10, 192, 0.0, 16, 0.006, 50, MORE_TIME, 20),
-    (CORPUS, 45, 60, 256, 0.0, 16, 0.006, 50, LONGER_TEXT, 20),
     (CORPUS, 45, 480, 256, 0.0, 8, 0.006, 50, LONGER_TEXT, 20),
     (10**11, 1, 10**5, 768, 0.0, 16, 0.006, 50, "no preset is larger", 20),
-    (200_000, 45, 1, 128, 0.1, 8, 0.0069, 50, LONGER_TEXT, 20),
     (200_000, 45, 10, 128, 0.2, 8, 0.006, 50, LONGER_TEXT, 20),
     (18_000, 45, 0.2, 64, 0.2, 8, 0.006, 50, MORE_TIME, 28),
 ]
