@@ -76,29 +76,25 @@ def load_candidates(checkpoints: list[Path], options: argparse.Namespace) -> lis
     """
     with Progress("loading the model"):
         loaded = [read(path) for path in checkpoints]
-    metas = [meta for *_, meta in loaded]
-    for path, (config, _, meta) in zip(checkpoints, loaded, strict=True):
-        if options.per_document and meta["documents"] is None:
-            why = "was not trained on documents (data.documents, data.field); score the whole text without this option"
-            raise InputError(f"--per-document: {printable(path)} {why}")
+    tokenizers = []
+    rules = []
+    for config, _, meta in loaded:
+        tokenizers.append(tokenizer_from(meta["vocabulary"]))
+        rules.append(meta["documents"])
         context = options.context or config.context
         if options.stride and options.stride > context:
             raise InputError(f"--stride {options.stride}: must be at most {context}, the context")
-    tokenizers = [tokenizer_from(meta["vocabulary"]) for meta in metas]
-    encoding = options.encoding
-    if all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers):
-        if encoding != "utf-8":
-            raise InputError(
-                f"--encoding {encoding}: does not apply to a byte model, which reads bytes"
-            )
+    encoding = options.encoding or "utf-8"
+    is_bytes = all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers)
+    if is_bytes and not options.encoding:
         encoding = None
-    rules = [meta["documents"] for meta in metas]
     rule = None  # by which the texts of all models were divided
     if rules[0] is not None and all(other == rules[0] for other in rules):
         rule = DocumentRule(**rules[0])
-    elif options.window == "documents":
+    elif options.per_document or options.window == "documents":
+        option = "--per-document" if options.per_document else "--window documents"
         raise InputError(
-            "--window documents: needs models that were trained on documents, divided in the same way"
+            f"{option}: needs a model trained on documents (data.documents, data.field), and all models the same ones"
         )
     name = display_name(options)
     with Progress("reading"):
@@ -167,16 +163,15 @@ def read_split(
     raw = trained.tokenizer.utf8(getattr(trained, split))
     try:
         text = raw.decode(encoding or "latin-1")
-    except UnicodeDecodeError:  # the split of a byte model begins anywhere
-        whose = f"which {printable(options.compare)} cannot read; score a text file instead"
-        raise InputError(f"--split {split}: begins or ends inside a character, {whose}") from None
+    except UnicodeDecodeError as error:  # the split of a byte model may begin inside a character
+        raise InputError(f"--split {split}: {error}; score a text file instead") from None
     pairs = [(0, text)]
     if not options.per_document:  # one text, which contains its end marks
         rule = None
     if rule:
         pairs = [(0, document) for document in text.split(rule.end) if document.strip()]
-    this = trained.texts[0]
-    return ScoredText(pairs, rule, trained.sha256, list(trained.held_out), this["split"])
+    split_hash = trained.texts[0]["split"]
+    return ScoredText(pairs, rule, trained.sha256, list(trained.held_out), split_hash)
 
 
 def read_file(
@@ -233,8 +228,8 @@ def encode(
     if not any(part + end for part in texts):
         raise InputError(f"{display_name(options)}: is empty; there is no character to predict")
     encoded = []
-    models = [options.checkpoint, options.compare][: len(tokenizers)]
-    for model, tokenizer in zip(models, tokenizers, strict=True):
+    models = (options.checkpoint, options.compare)
+    for model, tokenizer in zip(models, tokenizers, strict=False):
         pieces = []
         for line, part in zip(lines, texts, strict=True):
             part += end

@@ -25,11 +25,8 @@ def test_memorising_has_a_name_and_so_has_what_counting_does_better():
     assert said.startswith(
         "The text was read 38 times and memorised from step 180 on: best.safetensors is the model"
     )
-    assert (
-        verdict(RUN, replace(risen, epochs=1.5), [[300, 1.2]])
-        == verdict(RUN, risen, [[300, 2.1]])
-        == []
-    )
+    assert verdict(RUN, replace(risen, epochs=1.5), [[300, 1.2]]) == []
+    assert verdict(RUN, risen, [[300, 2.1]]) == []
     (said,) = verdict(RUN, replace(SUMMARY, val_loss=2.3, last_val_loss=2.3), [[300, 2.0]])
     assert (
         said.startswith("A 4-gram model predicts better.")
@@ -44,7 +41,6 @@ def test_memorising_has_a_name_and_so_has_what_counting_does_better():
     [
         (["trainer.max_steps=64"], False),
         (["trainer.max_steps=65"], True),
-        (["trainer.max_steps=65", "data.val_tokens=9000"], False),
         (["minutes=1"], False),  # the number of steps is not known
     ],
 )
