@@ -6,7 +6,6 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TextIO
@@ -27,7 +26,7 @@ from base.command_line import (
     replace_unknown,
     writing_to,
 )
-from base.errors import InputError, one_line, printable
+from base.errors import InputError, printable
 from base.jobs.run_directory import find
 from base.options import unescaped
 from data.novelty import skipped
@@ -230,7 +229,7 @@ def read_prompts(
     return texts
 
 
-def adapt(prompts: Sequence[str], unknown: str, tokenizer: Tokenizer) -> list[str]:
+def adapt(prompts: list[str], unknown: str, tokenizer: Tokenizer) -> list[str]:
     """Refuse, skip or replace characters outside the vocabulary, as `unknown` says, and print what was changed."""
     if unknown != "error":
         return replace_unknown(
@@ -240,9 +239,8 @@ def adapt(prompts: Sequence[str], unknown: str, tokenizer: Tokenizer) -> list[st
         try:
             tokenizer.encode(prompt)
         except UnknownCharacter as error:
-            key = f"prompt {one_line(prompt)[:40]!r}" if len(prompts) > 1 else ""
-            raise InputError(str(error), key, ABOUT_UNKNOWN) from None
-    return list(prompts)
+            raise InputError(f"{error}; {ABOUT_UNKNOWN}") from None
+    return prompts
 
 
 def converse(sampler: Sampler) -> None:

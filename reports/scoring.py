@@ -48,7 +48,7 @@ def print_scores(
     `file` is the output that these options name, None without them.
     """
     out = sys.stderr if options.per_char else sys.stdout
-    print_models(candidates, options, out)
+    print_models(candidates, out)
     name = display_name(options)
     first = candidates[0]
     if options.per_document:
@@ -88,17 +88,17 @@ def print_scores(
             print(row(f"B - A  {mode} windows", difference(scores)), file=out)
 
 
-def print_models(candidates: list[Candidate], options: argparse.Namespace, out: TextIO) -> None:
+def print_models(candidates: list[Candidate], out: TextIO) -> None:
     """Print which models are scored, and what makes their losses hard to compare."""
-    warning = "the model was trained on this text; the loss on held-out text is higher"
-    if options.split:  # of another split of the same files
-        warning = "the model was trained on files of this text, perhaps on this split of it"
     for candidate in candidates:
         print(
             f"{candidate.label}{printable(candidate.file)}, step {candidate.meta['step']}",
             file=out,
         )
         if candidate.saw_text:
+            warning = (
+                "the model was trained on files of this text; the loss on held-out text is higher"
+            )
             print(f"{candidate.label}{warning}", file=out)
     if len({candidate.model.config.context for candidate in candidates}) > 1:
         print(

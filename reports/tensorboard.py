@@ -13,20 +13,9 @@ from gpt.analysis import attention_maps, spread_over
 from gpt.model import GPT
 
 NUM_HEADS = 4  # heads whose attention is plotted, evenly spaced among all
-SIDE = (
-    720  # pixels, at least: twice the width of TensorBoard's cards, for screens of high resolution
-)
-BLUES = [
-    "#f7fbff",
-    "#deebf7",
-    "#c6dbef",
-    "#9ecae1",
-    "#6baed6",
-    "#4292c6",
-    "#2171b5",
-    "#08519c",
-    "#08306b",
-]
+# pixels, at least: twice the width of TensorBoard's cards, for screens of high resolution
+SIDE = 720
+BLUES = "f7fbff deebf7 c6dbef 9ecae1 6baed6 4292c6 2171b5 08519c 08306b".split()
 
 
 def _chart(*tags: str) -> list[Any]:
@@ -86,8 +75,8 @@ def plots(model: GPT, text: Text) -> Iterator[tuple[str, np.ndarray]]:
     attended = passage(text, min(ATTENDED, config.context)).to(model.embedding.weight.device)
     roots = attention_maps(model, attended).sqrt().numpy()  # (layers, heads, T, T)
     places = np.linspace(0, 1, len(BLUES))
-    # (3, blues), of "#rrggbb"
-    channels = np.array([[int(blue[i : i + 2], 16) for blue in BLUES] for i in (1, 3, 5)])
+    # (3, blues), of "rrggbb"
+    channels = np.array([[int(blue[i : i + 2], 16) for blue in BLUES] for i in (0, 2, 4)])
     cell = -(-SIDE // len(attended))  # pixels, rounded up
     for layer, head in spread_over(config.layers, config.heads, NUM_HEADS):
         colours = [np.interp(roots[layer, head], places, channel) for channel in channels]

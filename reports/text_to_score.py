@@ -120,13 +120,10 @@ def load_candidates(checkpoints: list[Path], options: argparse.Namespace) -> lis
         to_device(model, options.device)
         end = tokenizer.pack(rule.end) if rule else None
         if options.context:
-            # A window longer than the text would only be padding, which costs time.
-            length = len(tokens) if end is None else len(end) + len(tokens)
-            longest = min(options.context, max(1, length - 1))
             try:
-                model = with_context(model, longest).eval()
+                model = with_context(model, options.context).eval()
             except ValueError as error:
-                raise InputError(f"--context {longest}: {error}") from None
+                raise InputError(f"--context {options.context}: {error}") from None
         context = model.config.context
         stride = min(options.stride or max(1, context // 2), context)
         strided = EvaluationText(tokens, tokenizer.token_sizes, end, stride)
@@ -228,8 +225,7 @@ def encode(
     if not any(part + end for part in texts):
         raise InputError(f"{display_name(options)}: is empty; there is no character to predict")
     encoded = []
-    models = (options.checkpoint, options.compare)
-    for model, tokenizer in zip(models, tokenizers, strict=False):
+    for tokenizer in tokenizers:
         pieces = []
         for line, part in zip(lines, texts, strict=True):
             part += end
@@ -242,9 +238,8 @@ def encode(
                 # a row may write a line break in another way
                 if text.rule is None or text.rule.kind != "row":
                     line += part.count("\n", 0, error.position)
-                whose = f"{printable(model)}: " if options.compare else ""
                 raise InputError(
-                    f"{display_name(options)}, line {line}: {whose}{error}; {ABOUT_UNKNOWN}"
+                    f"{display_name(options)}, line {line}: {error}; {ABOUT_UNKNOWN}"
                 ) from None
         encoded.append(np.concatenate(pieces))
     if not text.rule:
