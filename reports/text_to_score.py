@@ -76,14 +76,8 @@ def load_candidates(checkpoints: list[Path], options: argparse.Namespace) -> lis
     """
     with Progress("loading the model"):
         loaded = [read(path) for path in checkpoints]
-    tokenizers = []
-    rules = []
-    for config, _, meta in loaded:
-        tokenizers.append(tokenizer_from(meta["vocabulary"]))
-        rules.append(meta["documents"])
-        context = options.context or config.context
-        if options.stride and options.stride > context:
-            raise InputError(f"--stride {options.stride}: must be at most {context}, the context")
+    tokenizers = [tokenizer_from(meta["vocabulary"]) for *_, meta in loaded]
+    rules = [meta["documents"] for *_, meta in loaded]
     encoding = options.encoding or "utf-8"
     is_bytes = all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers)
     if is_bytes and not options.encoding:
@@ -96,19 +90,16 @@ def load_candidates(checkpoints: list[Path], options: argparse.Namespace) -> lis
         raise InputError(
             f"{option}: needs a model trained on documents (data.documents, data.field), and all models the same ones"
         )
-    name = display_name(options)
     with Progress("reading"):
         if options.split:
             text = read_split(checkpoints[0], rule, encoding, options)
         else:
             text = read_file(rule, encoding, options)
-        if options.per_document and not text.pairs:
-            raise InputError(
-                f"--per-document: {name} has only whitespace, which is not a document"
-            )
         encoded, documents = encode(text, tokenizers, encoding, options)
     if options.html is not None and len(encoded[0]) > MAX_PAGE:
-        raise InputError(f"--html: {name} has more characters than a page can show, {MAX_PAGE:,}")
+        raise InputError(
+            f"--html: the text has more characters than a page can show, {MAX_PAGE:,}"
+        )
     with Progress("loading PyTorch"):
         from gpt.checkpoint import build, with_context
     labels = ["A  ", "B  "] if options.compare else [""]
@@ -125,7 +116,9 @@ def load_candidates(checkpoints: list[Path], options: argparse.Namespace) -> lis
             except ValueError as error:
                 raise InputError(f"--context {options.context}: {error}") from None
         context = model.config.context
-        stride = min(options.stride or max(1, context // 2), context)
+        stride = options.stride or max(1, context // 2)
+        if stride > context:
+            raise InputError(f"--stride {stride}: must be at most {context}, the context")
         strided = EvaluationText(tokens, tokenizer.token_sizes, end, stride)
         saw_text = text.was_read(meta)
         candidates.append(
@@ -223,7 +216,7 @@ def encode(
             unknown = [sum(map(part.count, unknown_characters)) for part in texts]
             texts = replace_unknown(texts, tokenizers, options.unknown)
     if not any(part + end for part in texts):
-        raise InputError(f"{display_name(options)}: is empty; there is no character to predict")
+        raise InputError(f"{display_name(options)}: is empty; there is nothing to predict")
     encoded = []
     for tokenizer in tokenizers:
         pieces = []

@@ -87,22 +87,21 @@ def make_trial(
     return Trial(run, arguments, {key: printable(value) for key, value in differing.items()})
 
 
-def gpus_for(workers: int) -> list[str]:
-    """Return the ids of the GPUs that several trials at a time divide among them; none if there is only one GPU."""
+def gpus_for(workers: int) -> list[str | None]:
+    """Return the id of the GPU of each of several workers; None where they have at most one GPU."""
     if workers == 1:
-        return []
+        return [None]
     import torch  # takes a second, which is little beside a sweep
 
     num_gpus = torch.cuda.device_count()
     if num_gpus < 2:
-        return []
+        return [None] * workers
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible:
-        return visible.split(",")[:num_gpus]
-    return [str(index) for index in range(num_gpus)]
+    ids = visible.split(",") if visible else list(map(str, range(num_gpus)))
+    return [ids[worker % num_gpus] for worker in range(workers)]
 
 
-def start(trial: Trial, workers: int, gpu: str | None = None) -> subprocess.Popen:
+def start(trial: Trial, workers: int, gpu: str | None) -> subprocess.Popen:
     """Start the process of a trial with its share of the CPU cores among `workers`, and with the GPU `gpu` alone.
 
     It prints to console.log.
@@ -283,9 +282,8 @@ def run_sweep(
     for stop in slurm.stops():  # not restored: the process ends with the sweep
         signal.signal(stop, lambda number, _: received.append(number))
     passed = 0  # number of signals that were passed on to the trials
-    gpus = gpus_for(workers)
-    free = list(range(workers))  # numbers of the workers that have no trial
-    running = dict[subprocess.Popen, tuple[Trial, int]]()
+    free = gpus_for(workers)  # the GPU of each worker that has no trial
+    running = dict[subprocess.Popen, tuple[Trial, str | None]]()
     try:
         while True:
             while free and not received:
@@ -293,9 +291,8 @@ def run_sweep(
                 if proposed is None:
                     break
                 log.info(label(proposed))
-                worker = free.pop(0)
-                gpu = gpus[worker % len(gpus)] if gpus else None
-                running[start(proposed, workers, gpu)] = proposed, worker
+                gpu = free.pop(0)
+                running[start(proposed, workers, gpu)] = proposed, gpu
             if not running:
                 break
             for number in received[passed:]:
@@ -305,8 +302,8 @@ def run_sweep(
             time.sleep(0.05)
             ended = [process for process in running if process.poll() is not None]
             for process in ended:
-                trial, worker = running.pop(process)
-                free.append(worker)
+                trial, gpu = running.pop(process)
+                free.append(gpu)
                 trial.outcome, line = ending(trial.run, process.returncode, bool(received))
                 if tell:
                     tell(trial)

@@ -100,7 +100,7 @@ PARTS = {  # what the line has in it, in parts where the words between them do n
     "score.py lines.st text.txt --csv a.csv": "--csv a.csv: needs --per-document",
     "score.py lines.st text.txt --per-document --html a.html": "cannot be combined with --html",
     "score.py lines.st text.txt --per-document --window strided": "cannot be combined with --window",
-    "score.py lines.st blank.txt --per-document --csv a.csv": "blank.txt has only whitespace",
+    "score.py lines.st blank.txt --per-document --csv a.csv": "blank.txt: is empty",
     "export.py nothing --to onnx model.onnx": "nothing: no such model",
     "export.py first --to onnx model.bin": "model.bin: |.onnx",
     "export.py first --to onnx none/model.onnx": "OUT none/model.onnx: ",
