@@ -79,7 +79,9 @@ def run(options: argparse.Namespace) -> None:
     if suffix:
         target = output_path(options.out, "OUT", [model], overwrite=options.overwrite)
     else:
-        target = output_folder(options.out)
+        target = out.resolve()
+        if target.is_file() or target.is_dir() and any(target.iterdir()):
+            raise InputError(f"OUT {out}: must be a new or empty folder")
     try:
         with atomic(target) as new:
             try:
@@ -102,18 +104,6 @@ def run(options: argparse.Namespace) -> None:
     how = usage.format(str(out))
     for line in (f"{out}: {amount}, {step}; use it: {how}", *facts):
         print(printable(line))
-
-
-def output_folder(name: str) -> Path:
-    """Return the resolved path of the output folder, which must be new or empty."""
-    path = Path(name).resolve()
-    if name in ("", "-") or path.exists() and not path.is_dir():
-        raise InputError(f"OUT {name or repr(name)}: must be the name of a folder")
-    if path.is_dir() and any(path.iterdir()):
-        raise InputError(
-            f"OUT {name}: is not empty; give another name, or delete the folder first"
-        )
-    return path
 
 
 def export(options: argparse.Namespace, file: Path, new: Path) -> list[str]:

@@ -70,12 +70,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--per-document", action="store_true", help=documents)
     add("--csv", metavar="OUT", help="with --per-document: write all documents to a CSV file")
     add("--overwrite", action="store_true", help="replace the output file if it exists")
-    add(
-        "--encoding",
-        default="utf-8",
-        metavar="E",
-        help="encoding of the text file (default utf-8)",
-    )
+    add("--encoding", metavar="E", help="encoding of the text file (default utf-8)")
     add_unknown(add, "characters")
     add_device(add)
     # Options may stand between MODEL and FILE.
@@ -85,10 +80,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> None:
     """Find the models, check the options, and score the text."""
     path = path_of(options.checkpoint)
-    details = (
-        options.compare, options.per_char, options.html, options.per_document, options.csv
-    )  # fmt: skip
-    needs_one_run = options.file is not None or any(details)
+    needs_one_run = options.compare or options.per_char or options.html or options.per_document
     is_several = Run(path).is_sweep or not os.path.exists(path)
     if options.split and is_several and not needs_one_run:
         runs = [run for run in matching(options.checkpoint) if run.bpc < math.inf]
@@ -107,13 +99,13 @@ def run(options: argparse.Namespace) -> None:
             print(f"{printable(name)}: its best trial is {printable(trial)}", file=sys.stderr)
             setattr(options, key, trial)
     check_options(options)
-    option = "--csv" if options.per_document else "--html"
-    out = options.csv if options.per_document else options.html
+    option = "csv" if options.per_document else "html"
+    out = getattr(options, option)
     output: AbstractContextManager[TextIO | None] = nullcontext()
     if out is not None:
         # which the output must not replace; Path(""), the current folder, is not a file
         inputs = [*checkpoints, Path(options.file or "")]
-        output = writing_to(out, option, inputs, overwrite=options.overwrite)
+        output = writing_to(out, f"--{option}", inputs, overwrite=options.overwrite)
     keep_freed_memory()  # for the next batch
     with output as file:  # before the slow work, so that a wrong name fails early
         from reports.text_to_score import load_candidates
@@ -123,8 +115,7 @@ def run(options: argparse.Namespace) -> None:
 
         print_scores(candidates, options, file)
     if out is not None:
-        advice = ": open it in a browser" if option == "--html" else ""
-        print(f"wrote {printable(out)}{advice}", file=sys.stderr)
+        print(f"wrote {printable(out)}", file=sys.stderr)
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -135,15 +126,14 @@ def check_options(options: argparse.Namespace) -> None:
     if options.file not in (None, "-") and not text.exists():
         others = os.listdir(text.parent) if text.parent.is_dir() else []
         raise InputError(f"{options.file}: no such file{nearest(text.name, others, text.suffix)}")
-    if options.split and options.encoding != "utf-8":
-        raise InputError(
-            f"--encoding {options.encoding}: only works with a text file; --split uses the run's encoding"
-        )
     if options.stride and options.window not in (None, "strided"):
         raise InputError(
             f"--stride {options.stride}: only works with --window strided, not {options.window}"
         )
-    excluded = {"per_document": ("window", "compare", "per_char", "html")}
+    excluded = {
+        "per_document": ("window", "compare", "per_char", "html"),
+        "split": ("encoding",),  # that of the run
+    }
     check_combinations(options, excluded, needed={"csv": "per_document"})
 
 

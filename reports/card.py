@@ -83,17 +83,11 @@ def repeating(config: Config) -> list[str]:
         if key in PLUGINS:
             arguments.append(f"{key}={spell(list(value))}")
             options = by_key(value)
-        arguments += [
-            f"{key}.{name}={for_command_line(option)}" for name, option in options.items()
-        ]
+        for name, option in options.items():
+            if isinstance(option, str) and not PLAIN.fullmatch(option):
+                option = quoted(option)
+            arguments.append(f"{key}.{name}={spell(option)}")
     return arguments
-
-
-def for_command_line(value: Any) -> str:
-    """Return the text that Hydra's grammar reads as `value`."""
-    if isinstance(value, str) and not PLAIN.fullmatch(value):
-        return quoted(value)
-    return spell(value)
 
 
 def public_setting(setting: str) -> str:

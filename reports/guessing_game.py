@@ -16,7 +16,7 @@ NUM_TO_GUESS = 6  # maximum number of passages
 TO_GUESS = 200  # characters of a passage
 
 
-def to_guess(text: str, trained: str, characters: str, mark: str = "\n") -> list[str]:
+def to_guess(text: str, trained: str, characters: str, mark: str) -> list[str]:
     """Return up to `NUM_TO_GUESS` passages of `text` for the guessing game, each of `TO_GUESS` characters.
 
     A passage follows a `mark`, has only `characters`, and none of its quarters is in the text
@@ -40,7 +40,7 @@ def to_guess(text: str, trained: str, characters: str, mark: str = "\n") -> list
 
 
 def game_passages(
-    source: str, file: Path, tokenizer: Tokenizer, documents: Mapping[str, str] | None = None
+    source: str, file: Path, tokenizer: Tokenizer, documents: Mapping[str, str] | None
 ) -> tuple[list[str], str]:
     """Return (passages of the text `source`, the line that export.py prints about them); without any, it says why.
 

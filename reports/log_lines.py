@@ -10,7 +10,7 @@ from base.log import log
 from base.processes import command, watch
 from base.progress import count
 from conf.schema import Config
-from data.batches import num_evaluated, num_validated
+from data.batches import num_validated
 from data.divide import DocumentStats
 from data.text import Text
 from gpt.evaluation import Score
@@ -45,19 +45,16 @@ def introduce(
     windows = count(config.data.batch, "window")
     steps = config.trainer.max_steps
     if steps == "auto":
-        to_read = 0  # tokens; with `minutes`, only known at the end
         training = f"as many steps of {windows} as help and fit into minutes={config.minutes:g}"
     else:
-        to_read = steps * config.data.batch * shape.context
-        training = f"{count(steps, 'step')} of {windows}, {epochs(to_read / len(text.train))}"
+        tokens = steps * config.data.batch * shape.context
+        training = f"{count(steps, 'step')} of {windows}, {epochs(tokens / len(text.train))}"
     unit = text.tokenizer.unit
     split = len(text.validation)
     validated = num_validated(split, config.data.val_tokens)
     which = "the whole split"
     if validated < split:
         which = f"about {validated:,} evenly spaced {unit}s of the split"
-        if num_evaluated(split, to_read, config.data.val_tokens) > validated:
-            which += ", more at the end"
     log.info(f"validation {which}, {describe_windows(text.mode, shape.context)}")
     if config.data.overfit is not None:
         log.info(

@@ -37,6 +37,11 @@ def page(
     """
     passage = passage[: MAX_PASSAGE + 1]  # the last one is only predicted, not read
     attended = passage[: min(NUM_ATTENDED, model.config.context)]
+    text = EvaluationText(passage.numpy(), tokenizer.token_sizes)
+    batches = window_batches(text, text.windows(model.config.context), in_order=True)
+    predicted = predictions(model, batches)
+    # in one piece
+    (characters,) = by_character(predicted, text, tokenizer.decode, size=len(passage))
     unit = tokenizer.unit
     data = {
         **{key: about[key] for key in ("written", "command", "exact_command", "config")},
@@ -50,7 +55,11 @@ def page(
         },
         "samples": history.samples.entries,
         "attention": attention(model, attended, tokenizer.names),
-        "passage": surprise(model, passage, tokenizer),
+        "passage": {
+            "letters": characters.text,
+            "nats": characters.millinats.tolist(),  # thousandths of a nat
+            "likely": list(characters.likely(tokenizer.names, digits=4)),
+        },
     }
     known = dict(facts(summary, model.config, unit))
     measured = f"Exact: {known['measured on']}."
@@ -91,18 +100,4 @@ def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any
         "heads": [f"L{layer}H{head}" for layer, head in chosen],
         "of": model.config.layers * model.config.heads,
         "weights": base64.b64encode(shades.numpy().tobytes()).decode(),
-    }
-
-
-def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the surprisal of each character of a passage, (T,) int64, in thousandths of a nat, and likely tokens."""
-    text = EvaluationText(tokens.numpy(), tokenizer.token_sizes)
-    batches = window_batches(text, text.windows(model.config.context), in_order=True)
-    predicted = predictions(model, batches)
-    # in one piece
-    (characters,) = by_character(predicted, text, tokenizer.decode, size=len(tokens))
-    return {
-        "letters": characters.text,
-        "nats": characters.millinats.tolist(),
-        "likely": list(characters.likely(tokenizer.names, digits=4)),
     }

@@ -1,4 +1,4 @@
-"""Show the scores of score.py: as a table, by character, as a page, or by document."""
+"""Score the text of score.py, and show the scores: as a table, by character, as a page, or by document."""
 
 import argparse
 import base64
@@ -8,23 +8,34 @@ import math
 import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from base.errors import printable
 from base.jobs.run_directory import Run
-from base.progress import count, hidden
-from gpt import scoring
+from base.progress import Progress, count, hidden
 from gpt.analysis import Surprisals, by_character
-from gpt.evaluation import Score, first_totals, make_score
+from gpt.evaluation import (
+    Predictions,
+    Score,
+    first_totals,
+    make_score,
+    predictions,
+    totals,
+    window_batches,
+)
 from gpt.facts import describe_windows
+from gpt.model import GPT
+from gpt.windows import EvaluationText, windows_of_groups
 from reports.page import render_page
 from reports.text_to_score import Candidate, display_name
 
+PIECE = 4096  # characters that are shown at once
 ROWS = 20  # maximum documents in the printed table
 BEGINNING = 60  # characters shown of the beginning of a document
 
@@ -37,40 +48,34 @@ def print_scores(
     `file` is the output that these options name, None without them.
     """
     out = sys.stderr if options.per_char else sys.stdout
-    print_models(candidates, options, out)
+    print_models(candidates, out)
     name = display_name(options)
     first = candidates[0]
     if options.per_document:
-        documents = score_documents(first)
-        print_documents(documents, name, all_in_file=file is not None)
-        if file:
-            write_documents(documents, file)
+        show_documents(score_documents(first), name, file)
         return
     # the mode of the validation loss of a run
     validation_mode = "disjoint" if first.text.end is None else "documents"
-    has_documents = any(candidate.meta["documents"] for candidate in candidates)
-    if options.compare and validation_mode == "disjoint" and has_documents:
-        print("the models' documents differ, so both read the text in disjoint windows", file=out)
     modes = [options.window or validation_mode]
     if not options.window and (validation_mode == "disjoint" or options.stride):
         modes.append("strided")
     most_exact = modes[-1]
     if options.per_char:
         modes.reverse()  # because its lines are printed while they are computed
-    views: list[Lines | Page] = []
-    if options.per_char:
-        views.append(Lines(candidates))
-    page = Page(candidates)
-    if file:
-        views.append(page)
     for mode in modes:
-        is_shown = mode == most_exact
-        scores = measure(candidates, mode, views if is_shown else [])
-        if file and is_shown:
+        page = Page(candidates) if file and mode == most_exact else None
+        scores = measure(candidates, mode, page, options.per_char and mode == most_exact)
+        if file and page:
             file.write(page.html(mode, scores, options))
-        is_like_validation = mode == validation_mode and options.context is None
+        # Beside another model, this one may read the text in another way.
+        is_like_validation = mode == validation_mode and not (options.context or options.compare)
         if options.split == "test" and is_like_validation:
-            save_test_score(first.file, scores[0], comparing=options.compare is not None)
+            run = Run(first.file.resolve().parents[1])
+            summary = run.summary
+            if first.file.name == run.model("best").name and summary.status is not None:
+                test = scores[0]
+                run.write_summary(replace(summary, test_loss=test.loss, test_bpc=test.bpc))
+                print(f"saved in {run}/summary.json: test_loss, test_bpc", file=sys.stderr)
         if mode == modes[0]:
             characters = count(scores[0].characters, "character")
             print(f"{name}: {characters}, {count(scores[0].bytes, 'byte')}", file=out)
@@ -83,17 +88,17 @@ def print_scores(
             print(row(f"B - A  {mode} windows", difference(scores)), file=out)
 
 
-def print_models(candidates: list[Candidate], options: argparse.Namespace, out: TextIO) -> None:
+def print_models(candidates: list[Candidate], out: TextIO) -> None:
     """Print which models are scored, and what makes their losses hard to compare."""
-    warning = "the model was trained on this text; the loss on held-out text is higher"
-    if options.split:  # of another split of the same files
-        warning = "the model was trained on files of this text, perhaps on this split of it"
     for candidate in candidates:
         print(
             f"{candidate.label}{printable(candidate.file)}, step {candidate.meta['step']}",
             file=out,
         )
         if candidate.saw_text:
+            warning = (
+                "the model was trained on files of this text; the loss on held-out text is higher"
+            )
             print(f"{candidate.label}{warning}", file=out)
     if len({candidate.model.config.context for candidate in candidates}) > 1:
         print(
@@ -102,10 +107,11 @@ def print_models(candidates: list[Candidate], options: argparse.Namespace, out: 
 
 
 def measure(
-    candidates: list[Candidate], mode: str, views: Sequence["Lines | Page"]
+    candidates: list[Candidate], mode: str, page: "Page | None", per_char: bool
 ) -> list[Score]:
-    """Return the score of each model; the views see the characters of the text on the way."""
-    totals = []
+    """Return the score of each model; on the way, the characters of the text are printed and added to the page."""
+    in_order = page is not None or per_char
+    sums = []
     characters = []
     for candidate in candidates:
         text = candidate.text
@@ -114,45 +120,57 @@ def measure(
         if mode == "disjoint":  # which does not know documents
             text = replace(text, end=None)
         total = first_totals(text)  # (4,), of the tokens so far
-        batches = scoring.read_text(candidate.model, text, mode, total, in_order=bool(views))
-        totals.append(total)
-        if views:
-            decode = candidate.tokenizer.decode
-            characters.append(by_character(batches, text, decode, scoring.PIECE))
+        sums.append(total)
+        batches = read_text(candidate.model, text, mode, total, in_order)
+        if in_order:
+            characters.append(by_character(batches, text, candidate.tokenizer.decode, PIECE))
         else:
             for _ in batches:
                 pass
+    position = 0
     for surprisals in zip(*characters, strict=True):
-        for view in views:
-            view.add(surprisals)
-    return list(map(make_score, totals))
+        if per_char:
+            print_characters(candidates, surprisals, position)
+            position += len(surprisals[0].text)
+        if page:
+            page.add(surprisals)
+    return list(map(make_score, sums))
 
 
-class Lines:
-    """The view `--per-char`: a line of JSON for each character, with the surprisal under each model."""
+def read_text(
+    model: GPT, text: EvaluationText, mode: str, total: Tensor, in_order: bool
+) -> Iterator[Predictions]:
+    """Yield what a model predicts for a text, and add the totals of each batch to `total`, (4,).
 
-    def __init__(self, candidates: list[Candidate]) -> None:
-        self.names = [candidate.tokenizer.names for candidate in candidates]
-        self.position = 0
+    `mode` is how the windows lie. Only if `in_order` do the batches follow the text; otherwise they
+    need less padding.
+    """
+    batches = window_batches(text, text.windows(model.config.context), in_order=in_order)
+    with Progress(f"scoring, {mode} windows", len(text.tokens)) as progress:
+        for batch in predictions(model, batches):
+            total += totals(batch.nats, batch.targets, text.token_sizes)
+            yield batch
+            progress.update(len(batch.targets))
 
-    def add(self, surprisals: tuple[Surprisals, ...]) -> None:
-        of_models = []
-        for piece, names in zip(surprisals, self.names, strict=True):
-            likely = piece.likely(names, digits=6)
-            of_models.append(
-                [
-                    {"nats": round(nats, 9), "likely": dict(most_likely)}
-                    for nats, most_likely in zip(piece.nats.tolist(), likely, strict=True)
-                ]
-            )
-        with hidden():
-            for character, line, *others in zip(surprisals[0].text, *of_models, strict=True):
-                line = {"position": self.position, "character": character} | line
-                for other in others:  # none, or that of the second model
-                    line["other"] = other
-                sys.stdout.write(json.dumps(line) + "\n")
-                self.position += 1
-            sys.stdout.flush()
+
+def print_characters(
+    candidates: list[Candidate], surprisals: tuple[Surprisals, ...], position: int
+) -> None:
+    """Print a line of JSON for each character from `position` on, with the surprisal under each model."""
+    columns: list[Iterable[Any]] = [surprisals[0].text]
+    for candidate, piece in zip(candidates, surprisals, strict=True):
+        likely = piece.likely(candidate.tokenizer.names, digits=6)
+        columns += [piece.nats.tolist(), map(dict, likely)]
+    with hidden():
+        for place, (character, nats, likely, *other) in enumerate(
+            zip(*columns, strict=True), position
+        ):
+            line = {"position": place, "character": character}
+            line |= {"nats": round(nats, 9), "likely": likely}
+            if other:  # of the second model
+                line["other"] = {"nats": round(other[0], 9), "likely": other[1]}
+            sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
 
 
 class Page:
@@ -219,15 +237,30 @@ class DocumentScore(NamedTuple):
 
 
 def score_documents(candidate: Candidate) -> list[DocumentScore]:
-    """Score each document by itself, and return the most surprising one first."""
+    """Score each document by itself, after an end mark, and return the most surprising one first."""
+    model = candidate.model
     tokenizer = candidate.tokenizer
     text = candidate.text
-    assert text.end is not None
+    assert text.end is not None and text.stride is not None
+    context = model.config.context
     lengths = [document.length + len(text.end) for document in candidate.documents]
     stops = np.cumsum(lengths)  # (documents,)
-    losses = scoring.measure_documents(candidate.model, text, stops)  # (documents,)
+    starts = stops - lengths  # (documents,)
+    mark = min(len(text.end), context)
+    windows = windows_of_groups(starts, stops, context, text.stride, mark)
+    order = np.argsort(-windows.lengths, kind="stable")  # (W,), that of `window_batches`
+    first_target = windows.begins + windows.first_counted + 1  # (W,), its position in the text
+    document_of_window = np.searchsorted(starts, first_target, "right") - 1  # (W,)
+    num_targets = windows.lengths - windows.first_counted  # (W,)
+    document_of_target = np.repeat(document_of_window[order], num_targets[order])  # (targets,)
+    nats = []
+    with Progress("scoring documents", len(text.tokens)) as progress:
+        for batch in predictions(model, window_batches(text, windows)):
+            nats.append(batch.nats)
+            progress.update(len(batch.targets))
+    losses = np.bincount(document_of_target, torch.cat(nats).numpy())  # (documents,)
     scores = []
-    for number, (document, nats, tokens) in enumerate(
+    for number, (document, loss, tokens) in enumerate(
         zip(candidate.documents, losses.tolist(), np.split(text.tokens, stops[:-1]), strict=True),
         1,
     ):
@@ -237,14 +270,14 @@ def score_documents(candidate: Candidate) -> list[DocumentScore]:
         beginning = printable(" ".join(words.split()))[:BEGINNING]
         scores.append(
             DocumentScore(
-                number, document.line, nats / characters, characters, document.unknown, beginning
+                number, document.line, loss / characters, characters, document.unknown, beginning
             )
         )
     return sorted(scores, key=lambda score: -score.nats)
 
 
-def print_documents(scores: list[DocumentScore], name: str, all_in_file: bool) -> None:
-    """Print the documents with the highest loss per character, which come first."""
+def show_documents(scores: list[DocumentScore], name: str, file: TextIO | None) -> None:
+    """Print the documents with the highest loss per character, which come first, and write all to `file` as CSV."""
     size = sum(score.characters for score in scores)
     mean = sum(score.nats * score.characters for score in scores) / size
     unknown = sum(score.unknown for score in scores)
@@ -257,36 +290,13 @@ def print_documents(scores: list[DocumentScore], name: str, all_in_file: bool) -
         counts = f"{characters:>13,}{unknown:>9,}{line or '':>9}"
         print(f"{nats:>14.6f}{perplexity(nats):>16.6f}{counts}  {beginning}")
     if len(scores) > ROWS:
-        hint = "" if all_in_file else "; --csv FILE writes all of them"
-        print(f"and {len(scores) - ROWS:,} more{hint}")
-
-
-def write_documents(scores: list[DocumentScore], file: TextIO) -> None:
-    """Write all documents as CSV, the highest loss per character first."""
-    table = csv.writer(file, lineterminator="\n")
-    columns = "document line nats_per_character perplexity characters unknown beginning"
-    table.writerow(columns.split())
-    for number, line, nats, *others in scores:
-        table.writerow([number, line or "", nats, perplexity(nats), *others])
-
-
-def save_test_score(model: Path, score: Score, comparing: bool) -> None:
-    """Store the test loss in summary.json if `model` is the best model of a run, and print the file's path.
-
-    It is not stored if two models are compared, because the other one may decide how the text is
-    read.
-    """
-    if comparing:
-        print(
-            "--compare: the test loss is not saved in summary.json; without --compare it is",
-            file=sys.stderr,
-        )
-        return
-    run = Run(model.resolve().parents[1])
-    summary = run.summary
-    if model.name == run.model("best").name and summary.status is not None:
-        run.write_summary(replace(summary, test_loss=score.loss, test_bpc=score.bpc))
-        print(f"saved in {run}/summary.json: test_loss, test_bpc", file=sys.stderr)
+        print(f"and {len(scores) - ROWS:,} more; --csv FILE writes all of them")
+    if file:
+        table = csv.writer(file, lineterminator="\n")
+        columns = "document line nats_per_character perplexity characters unknown beginning"
+        table.writerow(columns.split())
+        for number, line, nats, *others in scores:
+            table.writerow([number, line or "", nats, perplexity(nats), *others])
 
 
 def describe(candidate: Candidate, mode: str) -> str:

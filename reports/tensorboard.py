@@ -13,20 +13,9 @@ from gpt.analysis import attention_maps, spread_over
 from gpt.model import GPT
 
 NUM_HEADS = 4  # heads whose attention is plotted, evenly spaced among all
-SIDE = (
-    720  # pixels, at least: twice the width of TensorBoard's cards, for screens of high resolution
-)
-BLUES = [
-    "#f7fbff",
-    "#deebf7",
-    "#c6dbef",
-    "#9ecae1",
-    "#6baed6",
-    "#4292c6",
-    "#2171b5",
-    "#08519c",
-    "#08306b",
-]
+# pixels, at least: twice the width of TensorBoard's cards, for screens of high resolution
+SIDE = 720
+BLUES = "f7fbff deebf7 c6dbef 9ecae1 6baed6 4292c6 2171b5 08519c 08306b".split()
 
 
 def _chart(*tags: str) -> list[Any]:
@@ -76,25 +65,20 @@ def as_markdown(samples: list[tuple[str, str]]) -> str:
 
 
 def plots(model: GPT, text: Text) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield pairs (TensorBoard tag, picture): the attention of heads within a passage of the validation text."""
+    """Yield (TensorBoard tag, picture): the attention of heads within a passage of the validation text.
+
+    A picture, (height, width, 3) uint8, has a row for each query. Its colours lie between evenly
+    spaced `BLUES`, on a scale of square roots, because most weights are small.
+    """
     config = model.config
     # (T,)
     attended = passage(text, min(ATTENDED, config.context)).to(model.embedding.weight.device)
-    maps = attention_maps(model, attended)  # (layers, heads, T, T)
-    for layer, head in spread_over(config.layers, config.heads, NUM_HEADS):
-        yield f"view_attention/L{layer}H{head}", heat_map(maps[layer, head].numpy())
-
-
-def heat_map(weights: np.ndarray) -> np.ndarray:
-    """Return a picture of attention weights, a row for each query: (T, T) -> (height, width, 3) uint8.
-
-    The colours lie between evenly spaced `BLUES`, on a scale of square roots, because most weights
-    are small.
-    """
+    roots = attention_maps(model, attended).sqrt().numpy()  # (layers, heads, T, T)
     places = np.linspace(0, 1, len(BLUES))
-    # (3, blues), of "#rrggbb"
-    channels = np.array([[int(blue[i : i + 2], 16) for blue in BLUES] for i in (1, 3, 5)])
-    roots = np.sqrt(weights)  # (T, T)
-    colours = np.stack([np.interp(roots, places, channel) for channel in channels], -1)
-    cell = -(-SIDE // len(weights))  # pixels, rounded up
-    return colours.round().astype(np.uint8).repeat(cell, 0).repeat(cell, 1)
+    # (3, blues), of "rrggbb"
+    channels = np.array([[int(blue[i : i + 2], 16) for blue in BLUES] for i in (0, 2, 4)])
+    cell = -(-SIDE // len(attended))  # pixels, rounded up
+    for layer, head in spread_over(config.layers, config.heads, NUM_HEADS):
+        colours = [np.interp(roots[layer, head], places, channel) for channel in channels]
+        picture = np.stack(colours, -1).round().astype(np.uint8)  # (T, T, 3)
+        yield f"view_attention/L{layer}H{head}", picture.repeat(cell, 0).repeat(cell, 1)

@@ -76,43 +76,30 @@ def load_candidates(checkpoints: list[Path], options: argparse.Namespace) -> lis
     """
     with Progress("loading the model"):
         loaded = [read(path) for path in checkpoints]
-    metas = [meta for *_, meta in loaded]
-    for path, (config, _, meta) in zip(checkpoints, loaded, strict=True):
-        if options.per_document and meta["documents"] is None:
-            why = "was not trained on documents (data.documents, data.field); score the whole text without this option"
-            raise InputError(f"--per-document: {printable(path)} {why}")
-        context = options.context or config.context
-        if options.stride and options.stride > context:
-            raise InputError(f"--stride {options.stride}: must be at most {context}, the context")
-    tokenizers = [tokenizer_from(meta["vocabulary"]) for meta in metas]
-    encoding = options.encoding
-    if all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers):
-        if encoding != "utf-8":
-            raise InputError(
-                f"--encoding {encoding}: does not apply to a byte model, which reads bytes"
-            )
+    tokenizers = [tokenizer_from(meta["vocabulary"]) for *_, meta in loaded]
+    rules = [meta["documents"] for *_, meta in loaded]
+    encoding = options.encoding or "utf-8"
+    is_bytes = all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers)
+    if is_bytes and not options.encoding:
         encoding = None
-    rules = [meta["documents"] for meta in metas]
     rule = None  # by which the texts of all models were divided
     if rules[0] is not None and all(other == rules[0] for other in rules):
         rule = DocumentRule(**rules[0])
-    elif options.window == "documents":
+    elif options.per_document or options.window == "documents":
+        option = "--per-document" if options.per_document else "--window documents"
         raise InputError(
-            "--window documents: needs models that were trained on documents, divided in the same way"
+            f"{option}: needs a model trained on documents (data.documents, data.field), and all models the same ones"
         )
-    name = display_name(options)
     with Progress("reading"):
         if options.split:
             text = read_split(checkpoints[0], rule, encoding, options)
         else:
             text = read_file(rule, encoding, options)
-        if options.per_document and not text.pairs:
-            raise InputError(
-                f"--per-document: {name} has only whitespace, which is not a document"
-            )
         encoded, documents = encode(text, tokenizers, encoding, options)
     if options.html is not None and len(encoded[0]) > MAX_PAGE:
-        raise InputError(f"--html: {name} has more characters than a page can show, {MAX_PAGE:,}")
+        raise InputError(
+            f"--html: the text has more characters than a page can show, {MAX_PAGE:,}"
+        )
     with Progress("loading PyTorch"):
         from gpt.checkpoint import build, with_context
     labels = ["A  ", "B  "] if options.compare else [""]
@@ -124,15 +111,14 @@ def load_candidates(checkpoints: list[Path], options: argparse.Namespace) -> lis
         to_device(model, options.device)
         end = tokenizer.pack(rule.end) if rule else None
         if options.context:
-            # A window longer than the text would only be padding, which costs time.
-            length = len(tokens) if end is None else len(end) + len(tokens)
-            longest = min(options.context, max(1, length - 1))
             try:
-                model = with_context(model, longest).eval()
+                model = with_context(model, options.context).eval()
             except ValueError as error:
-                raise InputError(f"--context {longest}: {error}") from None
+                raise InputError(f"--context {options.context}: {error}") from None
         context = model.config.context
-        stride = min(options.stride or max(1, context // 2), context)
+        stride = options.stride or max(1, context // 2)
+        if stride > context:
+            raise InputError(f"--stride {stride}: must be at most {context}, the context")
         strided = EvaluationText(tokens, tokenizer.token_sizes, end, stride)
         saw_text = text.was_read(meta)
         candidates.append(
@@ -167,16 +153,15 @@ def read_split(
     raw = trained.tokenizer.utf8(getattr(trained, split))
     try:
         text = raw.decode(encoding or "latin-1")
-    except UnicodeDecodeError:  # the split of a byte model begins anywhere
-        whose = f"which {printable(options.compare)} cannot read; score a text file instead"
-        raise InputError(f"--split {split}: begins or ends inside a character, {whose}") from None
+    except UnicodeDecodeError as error:  # the split of a byte model may begin inside a character
+        raise InputError(f"--split {split}: {error}; score a text file instead") from None
     pairs = [(0, text)]
     if not options.per_document:  # one text, which contains its end marks
         rule = None
     if rule:
         pairs = [(0, document) for document in text.split(rule.end) if document.strip()]
-    this = trained.texts[0]
-    return ScoredText(pairs, rule, trained.sha256, list(trained.held_out), this["split"])
+    split_hash = trained.texts[0]["split"]
+    return ScoredText(pairs, rule, trained.sha256, list(trained.held_out), split_hash)
 
 
 def read_file(
@@ -235,10 +220,9 @@ def encode(
             unknown = [sum(map(part.count, unknown_characters)) for part in texts]
             texts = replace_unknown(texts, tokenizers, options.unknown)
     if not any(part + end for part in texts):
-        raise InputError(f"{display_name(options)}: is empty; there is no character to predict")
+        raise InputError(f"{display_name(options)}: is empty; there is nothing to predict")
     encoded = []
-    models = [options.checkpoint, options.compare][: len(tokenizers)]
-    for model, tokenizer in zip(models, tokenizers, strict=True):
+    for tokenizer in tokenizers:
         pieces = []
         for line, part in zip(lines, texts, strict=True):
             part += end
@@ -251,9 +235,8 @@ def encode(
                 # a row may write a line break in another way
                 if text.rule is None or text.rule.kind != "row":
                     line += part.count("\n", 0, error.position)
-                whose = f"{printable(model)}: " if options.compare else ""
                 raise InputError(
-                    f"{display_name(options)}, line {line}: {whose}{error}; {ABOUT_UNKNOWN}"
+                    f"{display_name(options)}, line {line}: {error}; {ABOUT_UNKNOWN}"
                 ) from None
         encoded.append(np.concatenate(pieces))
     if not text.rule:

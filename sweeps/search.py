@@ -157,9 +157,9 @@ def run_search(
         if proposed.state.is_finished():
             trial.outcome = "finished" if proposed.state == TrialState.COMPLETE else "failed"
     status = run_sweep(directory, trials, ask(), config.trials, workers, tell)
-    best = min(trials, key=lambda trial: trial.run.bpc, default=None)
-    if status or best is None:
+    if status:
         return status
+    best = min(trials, key=lambda trial: trial.run.bpc)
     if best.run.bpc == math.inf:
         return 1
     repeats = ["python", "train.py", *with_folders(best.overrides)]

@@ -46,10 +46,6 @@ class Trial:
     outcome: str | None = None  # how it ended in this or an earlier command, such as `finished`
 
     @property
-    def title(self) -> str:  # in log lines, because the name may be a number or a hash
-        return ",".join(f"{key}={value}" for key, value in self.varied.items())
-
-    @property
     def command(self) -> list[str]:
         """The command that starts the trial or, if the trial has begun, resumes it."""
         name = self.run.directory.relative_to(RUNS)
@@ -91,22 +87,21 @@ def make_trial(
     return Trial(run, arguments, {key: printable(value) for key, value in differing.items()})
 
 
-def gpus_for(workers: int) -> list[str]:
-    """Return the ids of the GPUs that several trials at a time divide among them; none if there is only one GPU."""
+def gpus_for(workers: int) -> list[str | None]:
+    """Return the id of the GPU of each of several workers; None where they have at most one GPU."""
     if workers == 1:
-        return []
+        return [None]
     import torch  # takes a second, which is little beside a sweep
 
     num_gpus = torch.cuda.device_count()
     if num_gpus < 2:
-        return []
+        return [None] * workers
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible:
-        return visible.split(",")[:num_gpus]
-    return [str(index) for index in range(num_gpus)]
+    ids = visible.split(",") if visible else list(map(str, range(num_gpus)))
+    return [ids[worker % num_gpus] for worker in range(workers)]
 
 
-def start(trial: Trial, workers: int, gpu: str | None = None) -> subprocess.Popen:
+def start(trial: Trial, workers: int, gpu: str | None) -> subprocess.Popen:
     """Start the process of a trial with its share of the CPU cores among `workers`, and with the GPU `gpu` alone.
 
     It prints to console.log.
@@ -146,12 +141,9 @@ def ending(run: Run, status: int, stopped: bool) -> tuple[str, str]:
     if status and not stopped:
         console = run.directory / "console.log"
         lines = console.read_text("utf-8", "replace").strip().split("\n")
+        reason = one_line(lines[-1]).removeprefix("train.py: ")
         if status < 0:
             reason = f"killed by {signal.Signals(-status).name}"
-        elif lines[-1]:
-            reason = one_line(lines[-1]).removeprefix("train.py: ")
-        else:
-            reason = f"exit status {status}"
         if summary.status in (None, "running"):
             run.write_summary(replace(summary, status="failed"))
         return "failed", f"failed: {reason} ({console})"
@@ -229,21 +221,6 @@ def changed(stored: Config, config: Config) -> list[str]:
     return differing
 
 
-def has_finished(run: Run, config: Config) -> bool:
-    """Return whether an earlier command has finished a trial; refuse a run with other settings in its directory."""
-    if not run.config.exists():
-        return False
-    old = read_config(run.directory)
-    differing = changed(old, config)
-    if differing:
-        raise InputError(
-            f"{run}: is a run with other settings; use another name=…: {'; '.join(differing)}"
-        )
-    steps = config.trainer.max_steps
-    long_enough = steps == "auto" or steps <= old.trainer.max_steps
-    return run.summary.status == "finished" and long_enough
-
-
 def check_inputs(configs: Iterable[Config]) -> list[str]:
     """Check the text, batch size and initial model of each run, and return the SHA-256 of each run's text."""
     from data.text import open_text
@@ -290,7 +267,9 @@ def run_sweep(
         return compared
 
     def label(trial: Trial) -> str:
-        return f"trial {trials.index(trial) + 1}/{total}  {trial.title}"
+        # without the name, which may be a number or a hash
+        settings = ",".join(f"{key}={value}" for key, value in trial.varied.items())
+        return f"trial {trials.index(trial) + 1}/{total}  {settings}"
 
     log.info(
         f"sweep      {directory}: {count(total, 'trial')}; output: {directory}/TRIAL/console.log"
@@ -303,9 +282,8 @@ def run_sweep(
     for stop in slurm.stops():  # not restored: the process ends with the sweep
         signal.signal(stop, lambda number, _: received.append(number))
     passed = 0  # number of signals that were passed on to the trials
-    gpus = gpus_for(workers)
-    free = list(range(workers))  # numbers of the workers that have no trial
-    running = dict[subprocess.Popen, tuple[Trial, int]]()
+    free = gpus_for(workers)  # the GPU of each worker that has no trial
+    running = dict[subprocess.Popen, tuple[Trial, str | None]]()
     try:
         while True:
             while free and not received:
@@ -313,9 +291,8 @@ def run_sweep(
                 if proposed is None:
                     break
                 log.info(label(proposed))
-                worker = free.pop(0)
-                gpu = gpus[worker % len(gpus)] if gpus else None
-                running[start(proposed, workers, gpu)] = proposed, worker
+                gpu = free.pop(0)
+                running[start(proposed, workers, gpu)] = proposed, gpu
             if not running:
                 break
             for number in received[passed:]:
@@ -325,8 +302,8 @@ def run_sweep(
             time.sleep(0.05)
             ended = [process for process in running if process.poll() is not None]
             for process in ended:
-                trial, worker = running.pop(process)
-                free.append(worker)
+                trial, gpu = running.pop(process)
+                free.append(gpu)
                 trial.outcome, line = ending(trial.run, process.returncode, bool(received))
                 if tell:
                     tell(trial)
@@ -379,9 +356,19 @@ def begin_sweep(command: Command) -> int:
     trials = []
     for arguments, config in runs:
         trial = make_trial(name, varied, arguments)
-        if has_finished(trial.run, config):
-            trial.outcome = "finished"
         trials.append(trial)
+        if not trial.run.config.exists():
+            continue
+        stored = read_config(trial.run.directory)
+        differing = changed(stored, config)
+        if differing:
+            raise InputError(
+                f"{trial.run}: is a run with other settings; use another name=…: {'; '.join(differing)}"
+            )
+        steps = config.trainer.max_steps
+        long_enough = steps == "auto" or steps <= stored.trainer.max_steps
+        if trial.run.summary.status == "finished" and long_enough:
+            trial.outcome = "finished"
     hashes = check_inputs(config for _, config in runs)  # of the texts
     for trial, sha256 in zip(trials, hashes, strict=True):
         if trial.outcome and trial.run.summary.text_sha256 not in (None, sha256):

@@ -143,19 +143,11 @@ def means(rows: list[Row], settings: list[str]) -> list[Row]:
 
 
 def best_first(rows: list[Row]) -> list[Row]:
-    # Losses that were measured in different modes are not compared. Means have no mode.
-    return sorted(
-        rows,
-        key=lambda row: (row["val_bpc"] is None, row.get("mode") or "", row["val_bpc"] or 0.0),
-    )
+    return sorted(rows, key=lambda row: (row["val_bpc"] is None, row["val_bpc"] or 0.0))
 
 
 def caution(configs: Mapping[Run, Config]) -> str:
-    """Return a warning if runs were evaluated on different texts or in different modes, otherwise ""."""
-    modes = {run.summary.mode for run in configs} - {None}
-    if len(modes) > 1:
-        listed = ", ".join(sorted(map(str, modes)))
-        return f"losses measured in different modes cannot be compared: {listed}"
+    """Return a warning if runs were evaluated on different texts, otherwise ""."""
     texts = set()
     for run, config in configs.items():
         data = config.data
@@ -187,8 +179,6 @@ def as_text(table: Table) -> str:
     if any(row["test_loss"] is not None for row in table.rows):
         losses["test_loss"] = "test"
         mean_losses |= {"test_loss": "mean test", "test_loss_spread": "spread"}
-    if len({row["mode"] for row in table.rows} - {None}) > 1:
-        losses["mode"] = "mode"
     headings = {key: key for key in ("run", *table.settings)}
     headings |= losses | {"parameters": "parameters", "seconds": "time"}
     if any(row["problem"] for row in table.rows):

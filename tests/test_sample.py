@@ -16,13 +16,12 @@ from unittest.mock import DEFAULT, Mock
 import numpy as np
 import pytest
 
-import sample as sample_script
 from data.config import DataConfig
+from data.novelty import longest_copies
 from data.text import open_text
 from gpt.checkpoint import load_checkpoint
 from gpt.inference.continuation import Continuation
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, tokenizer_from
-from sample import last_document, unescaped
 from tests.base.test_progress import Terminal
 from tests.conftest import ROOT, less_progress, one_line
 from tests.model_files import filled, write_model_file
@@ -147,7 +146,7 @@ def scripted(monkeypatch, tokenizer, text_of):
         rows = [tokenizer.encode(text_of(seed).ljust(count, "a")[:count]) for seed in seeds]
         yield from np.array(rows).T
 
-    monkeypatch.setattr("sample.stream", stream)
+    monkeypatch.setattr("reports.sampling.stream", stream)
     return given
 
 
@@ -187,14 +186,7 @@ def test_a_stop_ends_a_text_before_or_after_it(trained, sample):
     assert sample(*settings, "--stop", r"\n").out == whole.partition("\n")[0] + "\n"
     never = sample(*settings, "--stop", "\0")
     assert never.out == f"{whole}\n"
-    assert "\nthe text reached --num-chars 800 before the whole TEXT of --stop" in never.err
-    two = sample(*settings, "--stop", "\0", "--num-samples", "2")
-    assert "\n2 of 2 texts reached --num-chars 800 before the whole TEXT of --stop" in two.err
-
-
-def test_escapes_of_a_stop():
-    escaped = {r"\n\t": "\n\t", r"\\n": r"\n", r"a\b\\": "a\\b\\", "\n": "\n", "\\": "\\"}
-    assert list(map(unescaped, escaped)) == list(escaped.values())
+    assert "\n1 of 1 text reached --num-chars 800 before the whole TEXT of --stop" in never.err
 
 
 @pytest.mark.parametrize("stops", [["ab"], ["aab", "c"], ["aba"], ["b", "aa"]])
@@ -276,28 +268,15 @@ def test_an_end_mark_may_begin_in_the_prompt(workplace, sample, monkeypatch, arg
     assert (line["text"], line["ended"]) == END_MARKS[arguments]
 
 
-def test_of_two_stops_that_end_together_the_one_that_is_not_kept_cuts_the_text():
-    text = Continuation(CharTokenizer("\nabx"), {"ab\n": True, "\n": False})
-    for token in text.tokenizer.encode("xab\n").tolist():
-        text.add(token)
-    assert text.text == "xab" and text.stopped_by == ["ab\n", "\n"]
-
-
-def test_a_document_may_begin_in_the_prompt():
-    whole = Continuation(CharTokenizer("\nabc"), {"\n\n": False}, "b\n\na\n")
-    whole.add(0)
-    assert last_document("b\n\na\n", whole, "\n\n") == "a"
-
-
 ONLY_NEW = {  # what is written, and how many were tried
     "--num-samples 4": ("bb hhhh", "2 of 12 lines tried are new"),
     "--num-samples 3": ("bb hhhh bbbbbb", "3 of 5 lines tried are new"),
     "--num-samples 3 --num-chars 3": (
-        "bb", "1 of 9 lines tried are new, 6 reached --num-chars 3 before the end",
+        "bb", "1 of 9 lines tried are new, 6 cut by --num-chars 3 or --stop",
     ),
     "--prompt d --prompt d": ("dKNOWN dbb", "2 of 3 lines tried are new"),
     "--seed 3 --stop hhhh": (
-        "bbbbbb", "1 of 3 lines tried are new, 1 ended at --stop before the end",
+        "bbbbbb", "1 of 3 lines tried are new, 1 cut by --num-chars 500 or --stop",
     ),
 }  # fmt: skip
 
@@ -336,7 +315,8 @@ def test_new_documents_are_counted_and_written_alone(train, sample, monkeypatch)
         assert [line["prompt"] + line["text"] for line in lines] == documents
         assert all(line["new"] for line in lines)
     monkeypatch.setattr("data.novelty.MAX_SEARCHED", 100)
-    refused(sample("a", "--new"), "--new: ", "more than 100")
+    for option in ("--new", "--novelty"):
+        refused(sample("a", option), f"{option}: ", "more than 100")
 
 
 PROMPT_FILES = {  # a kind of documents and a file: its content, and the prompts
@@ -380,31 +360,25 @@ def test_what_many_texts_copy_is_one_summary(trained, sample):
 
 
 def test_texts_that_were_compared_are_written_before_the_others(trained, sample, monkeypatch):
-    compare = Mock(wraps=sample_script.longest_copies, side_effect=[DEFAULT, KeyboardInterrupt])
-    monkeypatch.setattr(sample_script, "longest_copies", compare)
+    compare = Mock(wraps=longest_copies, side_effect=[DEFAULT, KeyboardInterrupt])
+    monkeypatch.setattr("reports.sampling.longest_copies", compare)
     ended = sample("--num-chars", "9", "--num-samples", "80", "--novelty", "--json")
     assert ended.status == 130
     assert 0 < len(ended.out.splitlines()) < 80
 
 
-def test_copies_of_a_long_text_are_not_searched(trained, sample, monkeypatch):
-    monkeypatch.setattr("data.novelty.MAX_SEARCHED", 100)
-    ended = sample("--num-chars", "5", "--novelty")
-    assert ended.status == 0
-    assert "skipped, because the training text has more than 100" in ended.err
-
-
 def test_output_replaces_a_file_only_if_told_to_and_follows_a_link(trained, sample):
     settings = ["--num-chars", "30", "--seed", "2", "--prompt", "The"]
     printed = sample(*settings)
-    assert sample(*settings, "--output", "out.txt") == (0, "", f"{printed.err}wrote out.txt\n")
+    Path("out.txt").write_text("mine")
     Path("link.txt").symlink_to("out.txt")
-    into_link = ["--num-chars", "9", "--seed", "3", "--output", "link.txt"]
+    into_link = [*settings, "--output", "link.txt"]
     refused(sample(*into_link), "--output link.txt: already exists")
-    assert Path("out.txt").read_text("utf-8") == printed.out
-    assert sample(*into_link, "--overwrite").status == 0
+    assert Path("out.txt").read_text("utf-8") == "mine"
+    written = sample(*into_link, "--overwrite")
+    assert written == (0, "", f"{printed.err}wrote link.txt\n")
     assert Path("link.txt").is_symlink()
-    assert Path("out.txt").read_text("utf-8") == sample(*into_link[:4]).out
+    assert Path("out.txt").read_text("utf-8") == printed.out
 
 
 DOCUMENTS = {(): b"\n\n\xe2\x82\n", ("paragraph", "\n\n"): b"\n"}  # and how the text ends
@@ -414,7 +388,7 @@ DOCUMENTS = {(): b"\n\n\xe2\x82\n", ("paragraph", "\n\n"): b"\n"}  # and how the
 def test_the_output_of_a_byte_model_is_its_bytes(workplace, sample, monkeypatch, documents):
     tune = b"MThd\x00\xff\xc3\xa9\x90<\xe2\x82"
     tokens = np.array([*tune, *b"\n\n\xe2\x82"])
-    monkeypatch.setattr("sample.stream", lambda *_: tokens[:, None])
+    monkeypatch.setattr("reports.sampling.stream", lambda *_: tokens[:, None])
     write("m.st", ByteTokenizer(), *documents)
     whole = tune + DOCUMENTS[documents]
     assert sample("m.st", "--output", "a.mid").status == 0

@@ -1,15 +1,11 @@
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from base.jobs.run_directory import Run, Summary
-from base.log import to_console
-from data.config import DataConfig
-from data.text import open_text
-from reports.log_lines import introduce, verdict
-from tests.conf.test_defaults import compose
+from data.batches import num_evaluated, num_validated
+from reports.log_lines import verdict
 
 RUN = Run(Path("runs/a b"))
 SUMMARY = Summary(
@@ -25,11 +21,8 @@ def test_memorising_has_a_name_and_so_has_what_counting_does_better():
     assert said.startswith(
         "The text was read 38 times and memorised from step 180 on: best.safetensors is the model"
     )
-    assert (
-        verdict(RUN, replace(risen, epochs=1.5), [[300, 1.2]])
-        == verdict(RUN, risen, [[300, 2.1]])
-        == []
-    )
+    assert verdict(RUN, replace(risen, epochs=1.5), [[300, 1.2]]) == []
+    assert verdict(RUN, risen, [[300, 2.1]]) == []
     (said,) = verdict(RUN, replace(SUMMARY, val_loss=2.3, last_val_loss=2.3), [[300, 2.0]])
     assert (
         said.startswith("A 4-gram model predicts better.")
@@ -37,27 +30,10 @@ def test_memorising_has_a_name_and_so_has_what_counting_does_better():
     )
 
 
-# 200,000 tokens of validation, of which a validation reads 32,768; more tokens than that are a
-# quarter of those of over 131,072 / (8 * 256) = 64 steps
 @pytest.mark.parametrize(
-    ("settings", "more"),
-    [
-        (["trainer.max_steps=64"], False),
-        (["trainer.max_steps=65"], True),
-        (["trainer.max_steps=65", "data.val_tokens=9000"], False),
-        (["minutes=1"], False),  # the number of steps is not known
-    ],
+    ("steps", "most", "more"), [(64, None, False), (65, None, True), (65, 9000, False)]
 )
-def test_more_is_evaluated_at_the_end_only_if_the_run_is_long(settings, more, tmp_path, capsys):
-    for name, length in (("train", 1000), ("validation", 200_000)):
-        (tmp_path / f"{name}.txt").write_text("ab" * (length // 2))
-    data = DataConfig(
-        path=str(tmp_path / "train.txt"), validation=str(tmp_path / "validation.txt")
-    )
-    config = compose(
-        [*settings, "model=tiny", "model.dropout=0", "model.context=256", "data.batch=8"]
-    )
-    to_console()
-    introduce(RUN, config, open_text(data, 256), "cpu", 1, [])
-    (line,) = re.findall("^validation about .*", capsys.readouterr().out, re.MULTILINE)
-    assert ("of the split, more at the end, " in line) == more
+def test_more_is_evaluated_at_the_end_only_if_the_run_is_long(steps, most, more):
+    """At most as many tokens as a validation reads, unless these are fewer than a quarter of the training's."""
+    trained = steps * 8 * 256
+    assert (num_evaluated(200_000, trained, most) > num_validated(200_000, most)) == more

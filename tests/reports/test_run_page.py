@@ -125,46 +125,28 @@ def test_bytes_that_are_no_characters(workplace, visit):
     assert "1.0000nats per byte" in shown.inner_text("#figures").replace("\n", "")
 
 
-@pytest.fixture
-def reported(trained):
-    """The data in the page of runs/first."""
-    return data_of(Path("runs/first/report.html").read_text("utf-8"))
-
-
-def test_the_page_of_a_finished_run_has_its_loss_and_name(trained):
-    made = Path("runs/first/report.html").read_text("utf-8")
+def test_the_page_of_a_finished_run_says_what_its_files_say(trained):
+    run = Path("runs/first")
+    made = (run / "report.html").read_text("utf-8")
     assert f"{summary('first')['val_loss']:.4f}<small>nats per character</small>" in made
     assert '<h1 id="name">first</h1>' in made
-
-
-def test_the_settings_are_those_of_the_run(reported):
-    run = Path("runs/first")
-    assert reported["config"] == (run / "config.yaml").read_text("utf-8")
-    assert shlex.split(reported["command"])[2:] == Run(run).arguments
+    shown = data_of(made)
+    assert shown["config"] == (run / "config.yaml").read_text("utf-8")
+    assert shlex.split(shown["command"])[2:] == Run(run).arguments
     config = read_config(run)
-    assert compose(shlex.split(reported["exact_command"])[2:]) == replace(config, name=None)
-
-
-def test_the_passage_begins_with_a_line_of_the_text(reported):
-    book, passage = Path("book.txt").read_text("utf-8"), reported["passage"]["letters"]
+    assert compose(shlex.split(shown["exact_command"])[2:]) == replace(config, name=None)
+    book = Path("book.txt").read_text("utf-8")
+    passage = shown["passage"]["letters"]
     assert len(passage) == 33 and book[book.index(passage) - 1] == "\n"
-
-
-def test_the_last_text_is_that_of_the_log(reported):
-    log = Path("runs/first/train.log").read_text("utf-8")
-    _, prompt, text = reported["written"][0]
-    assert prompt in Path("book.txt").read_text("utf-8") and len(text) == 250
-    assert f"\nsample     {text.strip().splitlines()[0][:20].rstrip()}" in log
-
-
-def test_curves_and_samples_are_the_history_of_the_run(reported):
+    _, prompt, text = shown["written"][0]
+    assert prompt in book and len(text) == 250
+    logged = text.strip().splitlines()[0][:20].rstrip()
+    assert f"\nsample     {logged}" in (run / "train.log").read_text("utf-8")
     history = last("first")["history"]
-    losses, validations = (
-        [entry[:2] for entry in history[name]["entries"]] for name in ("losses", "validations")
-    )
-    curves = reported["curves"]
-    assert (curves["losses"], curves["validations"]) == (losses, validations)
-    assert reported["samples"] == history["samples"]["entries"]
+    assert shown["curves"]["losses"] == history["losses"]["entries"]
+    validations = [entry[:2] for entry in history["validations"]["entries"]]
+    assert shown["curves"]["validations"] == validations
+    assert shown["samples"] == history["samples"]["entries"]
 
 
 def test_a_report_that_fails_stops_nothing_and_is_said(train, monkeypatch):
@@ -212,14 +194,6 @@ def test_curves_say_their_numbers(shown):
     assert not shown.is_visible("#card")
 
 
-def test_no_text_becomes_markup(shown):
-    assert shown.title() == "x</script><b>&{{data}}" == shown.inner_text("h1")
-    assert shown.locator("main b, main img, main script").count() == 0
-
-
-WHOLE = readable(f"Once\n{TEXT}")
-
-
 def test_the_texts_of_each_step_are_shown(shown):
     shown.focus("#samples input")
     seen = {}
@@ -228,18 +202,24 @@ def test_the_texts_of_each_step_are_shown(shown):
         texts = [each for each in shown.locator("#samples .step pre").all() if each.is_visible()]
         seen[step] = [each.text_content() for each in texts]
         shown.keyboard.press("ArrowLeft")
-    assert seen == {
-        f"step {step}": [f"{WHOLE} {step} at {heat}" for heat in ("0.5", "1")] for step in (60, 40)
+    whole = readable(f"Once\n{TEXT}")
+    for step in (60, 40):
+        assert seen[f"step {step}"] == [f"{whole} {step} at {heat}" for heat in ("0.5", "1")]
+
+
+def test_texts_are_shown_as_they_are_and_never_become_markup(shown):
+    assert shown.title() == "x</script><b>&{{data}}" == shown.inner_text("h1")
+    assert shown.locator("main b, main img, main script").count() == 0
+    command = f"python train.py 'data.path={TEXT}'"
+    texts = {
+        "#sample pre": f"Once\n{TEXT}",
+        "#text p": TEXT[:90],
+        "#config": f"data:\n  path: {TEXT}",
+        "#command": command,
+        "#exact_command": f"{command} seed=0",
     }
-
-
-@pytest.mark.parametrize(("place", "text"), [
-    ("#sample pre", WHOLE), ("#text p", readable(TEXT[:90])), ("#config", readable(f"data:\n  path: {TEXT}")),
-    ("#command", readable(f"python train.py 'data.path={TEXT}'")),
-    ("#exact_command", readable(f"python train.py 'data.path={TEXT}' seed=0")),
-])  # fmt: skip
-def test_texts_are_shown_as_they_are(shown, place, text):
-    assert shown.locator(place).first.text_content() == text
+    for place, text in texts.items():
+        assert shown.locator(place).first.text_content() == readable(text)
 
 
 def test_attention_and_the_passage_say_their_numbers(shown, opened):

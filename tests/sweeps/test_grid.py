@@ -86,13 +86,9 @@ def test_trials_that_fail_hurt_no_other_and_fail_a_repeated_sweep_too(train, sam
     finished = rows[:2]
     assert [row["val_loss"] for row in finished] == sorted(row["val_loss"] for row in finished)
     for row in finished:
-        assert row["directory"] == f"runs/s/optim.lr={row['optim.lr']}"
-        whole = summary(Path(row["directory"]).absolute())
+        whole = summary(f"s/optim.lr={row['optim.lr']}")
         assert all(float(row[key]) == whole[key] for key in ("val_loss", "val_bpc", "seconds"))
     assert f"{finished[0]['directory']}/checkpoints/best.safetensors" in sample("s").err
-    # A trial is a run like any other.
-    longer = [f"resume={finished[1]['directory']}", "trainer.max_steps=31"]
-    assert train(*longer, defaults=False).status == 0
 
 
 @pytest.mark.slow
@@ -146,6 +142,8 @@ def test_trials_of_several_devices_and_from_a_trained_model(trained):
     given = "-m init_from=first seed=range(1,2) trainer.devices=2 trainer.max_steps=10 name=s"
     ended = run(*given.split())
     assert ended.status == 0, (ended, Path("runs/s/seed=1/console.log").read_text())
+    shared = run(*given.split(), "workers=2")
+    one_line(shared, 2, "trainer.devices=2: needs workers=1, not 2")
     assert {path.name for path in Path("runs/s").iterdir()} == {"seed=1", "sweep.csv", ".lock"}
     conditions = last("s/seed=1")["conditions"]
     assert conditions["world_size"] == 2 and conditions["init_from"] == "first"
@@ -171,17 +169,7 @@ def test_what_is_not_to_be_seen_is_in_the_command_and_in_no_name(value, shown):
     assert trial.varied == {"data.path": shown}
     assert "pw" not in trial.run.name and trial.run.name.isprintable()
     assert f"data.path={value}" in trial.command
-
-
-def test_a_password_in_an_address_is_not_in_tables():
-    config = compose(["data.path=https://me:pw@a.org/b"])
-    assert spelled(config)["data.path"] == "https://***@a.org/b"
-
-
-def test_values_that_are_shown_alike_have_names_of_their_own():
-    values = [["data.documents=\t"], ["data.documents=\n"]]
-    one, other = (make_trial("s", ["data.documents"], typed).run.name for typed in values)
-    assert one != other
+    assert spelled(compose([f"data.path={value}"]))["data.path"] == shown
 
 
 @pytest.mark.slow
@@ -219,8 +207,3 @@ def test_each_free_worker_has_a_gpu_and_its_share_of_the_cores(
     assert [environment["CUDA_VISIBLE_DEVICES"] or None for environment in started] == gpus
     share = None if workers == 1 else str(max(1, cores() // workers))
     assert {environment.get("OMP_NUM_THREADS") for environment in started} == {share}
-
-
-def test_several_devices_need_one_worker(train):
-    ended = train("-m", "seed=1,2", "workers=2", "trainer.devices=2", "name=s")
-    one_line(ended, 2, "trainer.devices=2: needs workers=1, not 2")

@@ -135,11 +135,6 @@ def test_what_is_wrong_is_said_before_anything_exists(train, typed):
     assert not Path("runs").exists()
 
 
-def test_keys_of_a_search_need_it(train):
-    ended = train("hparams_search.trials=5")
-    one_line(ended, 2, "hparams_search.trials", "hparams_search=default")
-
-
 def test_a_search_needs_a_directory_of_its_own(train):
     Path("runs/found").mkdir(parents=True)
     Path("runs/found/sweep.csv").touch()
