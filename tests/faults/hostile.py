@@ -79,8 +79,11 @@ def tensor(**changes):
 DEEP, LONG = "[" * 900 + "0" + "]" * 900, "1" * 4200
 WRONG = {
     "format": [str(FORMAT + 1), LONG], "text": ['"\\ud800"'], "val_loss": ["NaN"],
-    "vocabulary": ['{"kind": "byte"}'], "sha256": ["null", DEEP], "model.layers": ["2", LONG],
-    "model.dim": ["131072"], "model.context": ["1e400"],
+    "vocabulary": ['{"kind": "byte"}', '{"kind": "char", "characters": "abcdefghijk", "more": 1}'],
+    "sha256": ["null", DEEP], "model.layers": ["2", LONG], "model.dim": ["131072"], "model.context": ["1e400"],
+    "evaluation": ['{"mode": "disjoint", "context": 8, "stride": 9223372036854775808, "characters": 9}'],
+    "texts": ['[{"sha256": "a", "split": "b", "files": [1]}]'],
+    "documents": ['{"kind": "line", "name": "line"}', json.dumps({"kind": "part", "end": "a" * 101, "name": "x"})],
 }  # fmt: skip
 HOSTILE = {
     "nothing": lambda: b"", "50 MB of zeros": lambda: bytes(50 * MB), "a pickle": lambda: pickle.dumps(Payload()),
@@ -93,6 +96,7 @@ HOSTILE = {
     "a name twice": twice, "no metadata": lambda: header(lambda content: content.pop("__metadata__")),
     "metadata that is no text": lambda: header(lambda content: content["__metadata__"].update(chargpt={"format": 5})),
     "a description deep in a field": lambda: by_hand(raw='{"x":' * 200_000 + "1" + "}" * 200_000),
+    "a list as a description": lambda: by_hand(raw="[]"),
     "a description of 7 MB": lambda: by_hand(raw=json.dumps({"format": FORMAT, "x": "x" * 7 * MB})),
     **{f"a weight with {changes}": lambda changes=changes: header(lambda content: content.update(tensor(**changes)))
        for changes in ({"data_offsets": [2**40, 2**40 + 704]}, {"data_offsets": [704, 0]},
@@ -107,7 +111,7 @@ HOSTILE = {
         {"embedding.weight": content["head.weight"], "head.weight": content["embedding.weight"]})),
     **{f"a vocabulary of {letters[:3]!a}": partial(by_hand, vocabulary=chars(letters))
        for letters in ("bacdefghijk", "aaaaaaaaaaa", "a\ud800", "")},
-    "too many characters": lambda: of(vocabulary=many_characters(70_000)),
+    "too many characters": lambda: by_hand(vocabulary=many_characters(70_000)),
     "an absurd size": lambda: by_hand(model_config={**CONFIG, "dim": 2**17, "layers": 4096, "heads": 4096}),
     "a name with colours": lambda: header(lambda content: content.update({CONTROLS: content.pop(NORM)})),
     **{f"{key} {value[:12]}": partial(said, key, value) for key, values in WRONG.items() for value in values},

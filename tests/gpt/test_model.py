@@ -153,16 +153,12 @@ def test_a_larger_vocabulary_leaves_the_old_logits_as_they_are(config, character
     expected = old.mean(-1, keepdim=True).repeat(1, 1, len(characters))
     expected[..., places] = old
     close(new, expected, 1e-12)
-    # What is promised of the loss of old text.
-    dearer = new.logsumexp(-1) - old.logsumexp(-1)
-    assert dearer.max() <= math.log(len(characters) / 3) + 1e-12
 
 
 @pytest.mark.parametrize("field", CHOICES)
-@pytest.mark.parametrize("models", [ALL, SOME], ids=["all", "some"])
-def test_the_models_of_the_oracles_have_every_value_of_every_choice(models, field):
+def test_the_models_of_the_oracles_have_every_value_of_every_choice(field):
     """Each consumer is compared on some of these models, so that a value which one of them lacks fails there."""
-    assert {getattr(config, field) for config in models} == set(CHOICES[field])
+    assert {getattr(config, field) for config in SOME} == set(CHOICES[field])
 
 
 @pytest.mark.parametrize("config", ALL, ids=name)

@@ -41,20 +41,6 @@ def test_characters_are_numbered_as_a_dictionary_would(alphabet):
 
 
 @pytest.mark.parametrize(
-    "vocabulary",
-    [
-        {}, {"kind": "word"}, {"kind": "char"}, None, {"kind": "char", "characters": ["a", "b"]},
-        *({"kind": "char", "characters": wrong} for wrong in ("", "a\ud800", "ba")),
-        {"kind": "char", "characters": "a", "more": 1},
-    ],
-    ids=ascii,
-)  # fmt: skip
-def test_what_is_no_vocabulary(vocabulary):
-    with pytest.raises(ValueError):
-        tokenizer_from(vocabulary)
-
-
-@pytest.mark.parametrize(
     ("text", "code", "position"),
     [("abc!a?", "U+0021", 3), ("\U0001f600", "U+1F600", 0), ("a\ud83d", "U+D83D", 1)],
     ids=ascii,

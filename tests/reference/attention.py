@@ -1,37 +1,34 @@
 """Multi-head causal attention in NumPy, one head, one query and one key at a time."""
 
 import math
-from typing import Any
 
 import numpy as np
 
 from tests.reference.positions import rotary
 
 
-def softmax(scores: np.ndarray) -> np.ndarray:
+def softmax(scores):
     """softmax(s)_j = exp(s_j) / sum_k exp(s_k) of one vector; shifted by its maximum, which changes nothing."""
     powers = np.array([math.exp(score - max(scores)) for score in scores])
     return powers / powers.sum()
 
 
-def linear(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    """y = x W^T + b, W stored as (out, in) like torch's."""
+def linear(x, weight, bias):
+    """y = x W^T + b, W stored as (out, in) like torch's; `bias` may be None."""
     return x @ weight.T + (0.0 if bias is None else bias)
 
 
-def unit_rms(x: np.ndarray, eps: float) -> np.ndarray:
+def unit_rms(x, eps):
     """x / sqrt(mean(x^2) + eps) of one vector: arXiv:1910.07467, eq. 4, without the gain."""
     return x / math.sqrt(sum(value * value for value in x) / len(x) + eps)
 
 
-def head(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None, seen: list | None
-) -> np.ndarray:
+def head(q, k, v, window, seen):
     """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V (arXiv:1706.03762, eq. 1) of one head over (time, head size).
 
     A query sees itself and what came before; with a window, the query at time t sees times t -
     window + 1 ... t alone (Mistral 7B, arXiv:2310.06825, section 2). The shares of attention,
-    (time, time), are appended to `seen`.
+    (time, time), are appended to `seen`, a list or None.
     """
     time, size = q.shape
     out = np.zeros((time, size))
@@ -47,21 +44,14 @@ def head(
     return out
 
 
-def attention(
-    x: np.ndarray,
-    qkv: tuple[np.ndarray, np.ndarray | None],
-    proj: tuple[np.ndarray, np.ndarray | None],
-    config: Any,
-    window: int | None,
-    seen: list | None,
-    eps: float,
-) -> np.ndarray:
+def attention(x, qkv, proj, config, window, seen, eps):
     """MultiHead(x) = Concat(head_1, ..., head_h) W^O (arXiv:1706.03762, section 3.2.2), x of shape (time, dim).
 
-    The rows of the weight (3 dim, dim) of `qkv` are those of W^Q, W^K and W^V; head h has columns
-    h D to (h + 1) D of each. With `qk_norm`, queries and keys are divided by their root mean
-    square before any rotation. With `key_offset`, channels D - D // 2 ... D - 1 of a key are those
-    of the key before, and only the others are rotated.
+    `qkv` and `proj` are (weight, bias), the bias perhaps None. The rows of the weight (3 dim, dim)
+    of `qkv` are those of W^Q, W^K and W^V; head h has columns h D to (h + 1) D of each. With
+    `qk_norm`, queries and keys are divided by their root mean square before any rotation. With
+    `key_offset`, channels D - D // 2 ... D - 1 of a key are those of the key before, and only the
+    others are rotated.
     """
     time, dim = x.shape
     size = dim // config.heads

@@ -3,13 +3,13 @@
 import hashlib
 
 
-def content_hash(document: str) -> int:
+def content_hash(document):
     same = document.encode().replace(b"\r\n", b"\n").removeprefix(b"\xef\xbb\xbf")
     digest = hashlib.blake2b(same, digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
-def documents_of(text: str, kind: str, whitespace: str | None = None) -> list[str]:
+def documents_of(text, kind, whitespace=None):
     """All documents of a file, blank ones too; `kind` is line, paragraph, file or else a separator."""
     if kind == "file":
         return [text]
@@ -23,7 +23,7 @@ def documents_of(text: str, kind: str, whitespace: str | None = None) -> list[st
     lines = lines if lines[-1] else lines[:-1]
     if kind == "line":
         return [line.removesuffix("\r") for line in lines]
-    paragraphs: list[list[str]] = [[]]
+    paragraphs = [[]]
     for line in lines:
         if line.strip(whitespace):
             paragraphs[-1].append(line)
@@ -32,16 +32,16 @@ def documents_of(text: str, kind: str, whitespace: str | None = None) -> list[st
     return ["\n".join(paragraph).removesuffix("\r") for paragraph in paragraphs if paragraph]
 
 
-def divided(documents: list[str], shares: list[float], end: str) -> dict[str, list[str]]:
+def divided(documents, shares, end):
     """The documents of each split in their order, by their sizes in bytes of UTF-8."""
 
-    def size(document: str) -> int:
+    def size(document):
         return len((document + end).encode())
 
     total = sum(map(size, documents))
-    splits: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
+    splits = {"train": [], "validation": [], "test": []}
     done = 0
-    groups: dict[int, list[str]] = {}
+    groups = {}
     for document in documents:
         groups.setdefault(content_hash(document), []).append(document)
     distinct = sorted(groups)

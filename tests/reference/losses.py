@@ -1,18 +1,15 @@
 """Losses, one character at a time."""
 
 import math
-from collections.abc import Sequence
 
 
-def surprisal(logits: Sequence[float], target: int) -> float:
+def surprisal(logits, target):
     """-ln p(target), p = softmax(logits), in nats: -(z_target - ln sum_j exp(z_j))."""
     largest = max(logits)
     return largest + math.log(sum(math.exp(z - largest) for z in logits)) - float(logits[target])
 
 
-def read_by_document(
-    documents: Sequence[tuple[int, ...]], end: tuple[int, ...], context: int, stride: int
-) -> list[tuple[tuple[int, ...], int]]:
+def read_by_document(documents, end, context, stride):
     """(tokens that the model reads before it, token) for each token of documents, whose end marks belong to them.
 
     The model reads the end mark, then as many whole documents as fit. A longer document is read in

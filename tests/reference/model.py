@@ -1,8 +1,6 @@
 """The whole GPT in NumPy, computed from the tensors of a state dict."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,9 +10,7 @@ from tests.reference.positions import sinusoidal
 PRODUCTS = "attention.qkv", "attention.proj", "mlp.up", "mlp.down"
 
 
-def layer_norm(
-    x: np.ndarray, gain: np.ndarray, bias: np.ndarray | None, eps: float = 1e-5
-) -> np.ndarray:
+def layer_norm(x, gain, bias, eps=1e-5):
     """g * (x - mean) / sqrt(var + eps) + b, row by row (Ba et al., arXiv:1607.06450, eq. 3-4)."""
     out = np.empty_like(x)
     for t, row in enumerate(x):
@@ -24,28 +20,26 @@ def layer_norm(
     return out
 
 
-def rms_norm(x: np.ndarray, gain: np.ndarray, eps: float = 1e-5) -> np.ndarray:
+def rms_norm(x, gain, eps=1e-5):
     """g * x / sqrt(mean(x^2) + eps), row by row (Zhang and Sennrich, arXiv:1910.07467, eq. 4)."""
     return np.array([gain * unit_rms(row, eps) for row in x])
 
 
-def gelu(x: np.ndarray) -> np.ndarray:
+def gelu(x):
     """x * Phi(x) = x/2 * (1 + erf(x / sqrt(2))) (Hendrycks and Gimpel, arXiv:1606.08415, section 2)."""
     return np.vectorize(lambda value: 0.5 * value * (1 + math.erf(value / math.sqrt(2))))(x)
 
 
-def relu2(x: np.ndarray) -> np.ndarray:
+def relu2(x):
     """max(x, 0)^2 (So et al., Primer, arXiv:2109.08668, section 3)."""
     return np.vectorize(lambda value: value * value if value > 0 else 0.0)(x)
 
 
-def mlp(
-    x: np.ndarray, up: tuple, down: tuple, activation: str, taps: Sequence[np.ndarray]
-) -> np.ndarray:
+def mlp(x, up, down, activation, taps):
     """y = act(x W_1 + b_1) W_2 + b_2 (arXiv:1706.03762, eq. 2, with another non-linearity), then a convolution.
 
-    The convolution is y[t] + tap_1 * y[t - 1] + tap_2 * y[t - 2] + ..., with 0 before the first
-    place.
+    `up` and `down` are (W, b), with b None where there is no bias. The convolution is y[t] + tap_1
+    * y[t - 1] + tap_2 * y[t - 2] + ..., with 0 before the first place.
     """
     y = linear({"gelu": gelu, "relu2": relu2}[activation](linear(x, *up)), *down)
     out = y.copy()
@@ -54,27 +48,21 @@ def mlp(
     return out
 
 
-def gpt(
-    state: Mapping[str, Any],
-    config: Any,
-    tokens: np.ndarray,
-    window: int | None = None,
-    seen: list | None = None,
-    eps: float = float(np.finfo(np.float64).eps),
-) -> np.ndarray:
-    """Logits (batch, time, vocabulary) for tokens (batch, time).
+def gpt(state, config, tokens, window=None, seen=None, eps=2.0**-52):
+    """Logits (batch, time, vocabulary) for tokens (batch, time), from the tensors of a state dict by name.
 
     h_0 = E[token] (+ s * E[token before], token shift: RWKV, arXiv:2305.13048) (+ P[time], learned
     positions, or the table of sinusoidal ones over sqrt(dim): arXiv:1706.03762, sections 3.5 and
     3.4, with all divided by that root); h = h + attention(norm(h)), h = h + mlp(norm(h)) for each
-    block (pre-norm: Radford et al. 2019, section 2.3); logits = norm(h) W^T, W = E when tied.
+    block (pre-norm: Radford et al. 2019, section 2.3); logits = norm(h) W^T, W = E when tied. `eps`
+    is that of torch in float64; a list `seen` collects the shares of attention, see `head`.
     """
     arrays = {name: np.asarray(tensor, dtype=np.float64) for name, tensor in state.items()}
 
-    def both(name: str) -> tuple[np.ndarray, np.ndarray | None]:
+    def both(name):
         return arrays[f"{name}.weight"], arrays[f"{name}.bias"] if config.bias else None
 
-    def norm(name: str, x: np.ndarray) -> np.ndarray:
+    def norm(name, x):
         if config.norm == "rmsnorm":
             return rms_norm(x, arrays[f"{name}.weight"])
         return layer_norm(x, *both(name))
@@ -100,9 +88,7 @@ def gpt(
     return np.array(rows)
 
 
-def text(
-    state: Mapping[str, Any], config: Any, tokens: Sequence[int], **options: Any
-) -> tuple[np.ndarray, int, list]:
+def text(state, config, tokens, **options):
     """The window rule of gpt/inference/decoder.py: how a text of any length is read.
 
     Where places have embeddings of their own, a text begins anew with its last half whenever the
@@ -113,12 +99,12 @@ def text(
         Logits (T, V) after each token, where the last window begins, and the shares of attention
         in it, see `head`.
     """
-    logits: list[np.ndarray] = []
+    logits = []
     start = 0
     length = config.context if config.positions in ("learned", "sinusoidal") else len(tokens)
     span = min(config.window or config.context, config.context)
     while True:
-        seen: list[np.ndarray] = []
+        seen = []
         window = np.array([tokens[start : start + length]])
         logits.extend(gpt(state, config, window, span, seen, **options)[0][len(logits) - start :])
         if len(logits) == len(tokens):

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 
 import torch
-from torch import nn
 
 from gpt.config import ModelConfig
 
@@ -15,7 +14,7 @@ CHOICES = {
 }
 
 
-def fill(module: nn.Module, seed: int = 0, std: float = 0.3) -> nn.Module:
+def fill(module, seed=0, std=0.3):
     """Draw every parameter from N(0, std), scales, biases and zero-initialised ones too, and return `module`."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
@@ -24,33 +23,33 @@ def fill(module: nn.Module, seed: int = 0, std: float = 0.3) -> nn.Module:
     return module
 
 
-def normal(*shape: int, seed: int = 7) -> torch.Tensor:
+def normal(*shape, seed=7):
     """Random numbers from N(0, 1), float64."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def tiny(**changes) -> ModelConfig:
+def tiny(**changes):
     """A `ModelConfig` small enough for loops, with `changes`."""
     small = {"layers": 2, "heads": 2, "dim": 12, "context": 7}
     plain = {"key_offset": False, "token_shift": False, "conv_taps": 1}
     return ModelConfig(**small | plain | changes)
 
 
-def tolerance(config: ModelConfig) -> float:
+def tolerance(config):
     """How far a float64 model may be from its oracle: the tables of positions are stored in single precision."""
     return 1e-10 if config.positions in ("learned", "none") else 2e-6
 
 
-def name(config: ModelConfig) -> str:
+def name(config):
     """A test id: what differs from `tiny()`."""
     changes = vars(config).items() - vars(tiny()).items()
     return "-".join(f"{field}={value}" for field, value in sorted(changes))
 
 
-def _mixed(i: int) -> ModelConfig:
+def _mixed(i):
     """Each option is a parity of some bits of `i`: an orthogonal array."""
 
-    def pick(bits: int, even, odd):
+    def pick(bits, even, odd):
         return odd if (i & bits).bit_count() % 2 else even
 
     positions, offset = pick(4, "learned", "rotary"), pick(14, False, True)

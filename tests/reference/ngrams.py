@@ -2,17 +2,16 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 
 
-def ngram_loss(train: list[int], text: list[int], size: int, order: int, highest: int) -> float:
+def ngram_loss(train, text, size, order, highest):
     """Witten and Bell's interpolation (method C), with n-grams counted where one of the highest order begins."""
-    followers: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+    followers = defaultdict(Counter)
     for start in range(len(train) - highest + 1):
         for length in range(order):
             followers[tuple(train[start : start + length])][train[start + length]] += 1
 
-    def probability(context: tuple[int, ...], token: int) -> float:
+    def probability(context, token):
         shorter = probability(context[1:], token) if context else 1 / size
         seen = followers.get(context)
         if not seen:
@@ -28,7 +27,7 @@ def ngram_loss(train: list[int], text: list[int], size: int, order: int, highest
     return sum(costs) / len(costs)
 
 
-def longest_copy(text: Sequence[int], trained: Sequence[int]) -> int:
+def longest_copy(text, trained):
     """The longest common substring (Gusfield 1997, section 11.6).
 
     max L(i, j), where L(i, j) = L(i - 1, j - 1) + 1 if text_i = trained_j, else 0.

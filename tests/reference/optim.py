@@ -1,10 +1,9 @@
 """The learning-rate schedule by its parts, and the normalisation of rows one number at a time."""
 
 import math
-from typing import Any
 
 
-def learning_rate(step: int, steps: int, config: Any) -> float:
+def learning_rate(step, steps, config):
     """Learning rate of `step`, counted from 0: the smaller of a linear rise and a fall.
 
     The rise reaches lr after `warmup` steps in warmup + 1 equal parts. The fall is half a cosine
@@ -26,11 +25,11 @@ def learning_rate(step: int, steps: int, config: Any) -> float:
     return min(lr * min(1.0, (step + 1) / (warmup + 1)), lr - (lr - min_lr) * passed)
 
 
-def rows_normalised(updates: list[list[list[float]]], beta2: float) -> list[list[list[float]]]:
+def rows_normalised(updates, beta2):
     """Updates of a matrix in turn, after NorMuon's normalisation of rows (arXiv:2510.05491, algorithm 1).
 
-    Each row is divided by the root of the running mean of its mean square; then the whole gets
-    back its norm.
+    An update is a list of rows of numbers. Each row is divided by the root of the running mean of
+    its mean square; then the whole gets back its norm.
     """
     means = [0.0] * len(updates[0])
     results = []

@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 
-def rotary(x: np.ndarray, size: int) -> np.ndarray:
+def rotary(x, size):
     """Rotate the vector at time t by the angles t * theta_i, for x of shape (time, head size D).
 
     Su et al., RoFormer, arXiv:2104.09864, eq. 14, 15 and 34, theta_i = 10000^(-2i/D), i = 0 ... D/2
@@ -25,14 +25,14 @@ def rotary(x: np.ndarray, size: int) -> np.ndarray:
     return out
 
 
-def sinusoidal(time: int, dim: int) -> np.ndarray:
+def sinusoidal(time, dim):
     """The table (time, dim) that is added to the embeddings.
 
     Vaswani et al., arXiv:1706.03762, section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)) and
     PE(pos, 2i + 1) = cos(pos / 10000^(2i/d)).
     """
 
-    def entry(t: int, channel: int) -> float:
+    def entry(t, channel):
         angle = t / 10000 ** (2 * (channel // 2) / dim)
         return math.cos(angle) if channel % 2 else math.sin(angle)
 

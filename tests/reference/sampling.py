@@ -1,19 +1,12 @@
 """From logits to the probabilities that a sampler draws from, one character at a time."""
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 
-def probabilities(
-    logits: Sequence[float],
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-) -> np.ndarray:
-    """p_i = exp(z_i / T) / sum_j exp(z_j / T) over those that are kept, else 0.
+def probabilities(logits, temperature=1.0, top_k=None, top_p=1.0, min_p=0.0):
+    """p_i = exp(z_i / T) / sum_j exp(z_j / T) for the logits z of one row, over those that are kept, else 0.
 
     Kept are the k largest (Fan et al., arXiv:1805.04833), of these the fewest that reach top_p
     (Holtzman et al., arXiv:1904.09751, eq. 2), of these those with p_i >= min_p p_max (Nguyen et
