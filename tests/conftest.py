@@ -11,7 +11,6 @@ import sys
 import sysconfig
 import tempfile
 import time
-import uuid
 from contextlib import ExitStack, chdir, contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,6 @@ import sample as sample_script  # noqa: E402
 import score as score_script  # noqa: E402
 import train as train_script
 from base import processes  # noqa: E402
-from tests import stores  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 # A model and a run that take a second.
@@ -202,28 +200,6 @@ def visit(browser, workplace):
     """Opens a page of the workplace."""
     with pages(browser) as open_page:
         yield lambda name, **options: open_page(workplace / name, **options)
-
-
-@pytest.fixture(scope="session")
-def s3_server():
-    """A server that speaks S3."""
-    needs("s3fs", "moto", "flask", "flask_cors", extra="ci")
-    server = stores.Server()
-    yield server
-    server.threads.stop()
-
-
-@pytest.fixture
-def bucket(s3_server, monkeypatch):
-    """An empty bucket that this process finds."""
-    import fsspec
-
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.url)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    fsspec.get_filesystem_class("s3").clear_instance_cache()  # of another server
-    return stores.Bucket(s3_server, f"bucket-{uuid.uuid4().hex[:8]}")
 
 
 @pytest.fixture(scope="session")
