@@ -56,8 +56,8 @@ def test_batches_are_the_same_where_the_text_lies_on_a_device(
     device, dtype, begin, rows, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("data.batches.COPIED", 300)
-    most = 200 if dtype == np.uint8 else 60_000
-    np.random.default_rng(0).integers(most, size=1000).astype(dtype).tofile(tmp_path / "tokens")
+    numbers = np.random.default_rng(0).integers(60_000, size=1000)
+    numbers.astype(dtype).tofile(tmp_path / "tokens")
     tokens = np.memmap(tmp_path / "tokens", dtype, "r")
     needed = len(tokens) * (1 if dtype == np.uint8 else 4)
     resident = on_device(tokens, torch.device(device), max_bytes=needed)

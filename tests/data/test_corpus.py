@@ -268,12 +268,6 @@ def test_tests_packages_and_generated_files_are_not_the_standard_library(tmp_pat
     assert read(None, tokenizer="byte") == b"x = 1\ny = 2\n"
 
 
-def test_python_without_its_standard_library_needs_a_path(tmp_path, monkeypatch):
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "none")})
-    with pytest.raises(InputError, match="data.path="):
-        find(DataConfig())
-
-
 ROLES = {  # names of the files of a text, and what a run says of them
     "a list": (["train.txt", "valid.txt", "test.txt"], "data.validation= and data.test="),
     "one is held out": (["wiki.train.tokens", "wiki.dev.tokens"], "use data.validation= to"),

@@ -15,9 +15,9 @@ import data.read
 from base.errors import InputError
 from data.config import DataConfig
 from data.divide import DocumentRule, DocumentStats
-from data.split import SPLITS
 from data.text import open_text
 from tests.conftest import needs
+from tests.data.test_text import decoded
 from tests.reference.documents import content_hash, divided, documents_of
 from tests.stores import make
 
@@ -38,20 +38,15 @@ def text_of(files, **options):
 
 def splits(text):
     """The documents of each split, cut at their end marks."""
-    mark, found = text.documents.rule.end, {}
-    for split in SPLITS:
-        whole = text.tokenizer.decode(getattr(text, split))
-        assert whole.endswith(mark) or not whole
-        found[split] = whole.split(mark)[:-1]
-    return found
+    mark = text.documents.rule.end
+    return {split: whole.split(mark)[:-1] for split, whole in decoded(text).items()}
 
 
 def check(text, documents, kind, end, name="", shares=SHARES, whitespace=None):
     """A text has these documents, blank ones included, where the reference puts them."""
     full = [document for document in documents if document.strip(whitespace)]
     expected = divided(full, shares, end)
-    found = {split: text.tokenizer.decode(getattr(text, split)) for split in SPLITS}
-    assert found == {
+    assert decoded(text) == {
         split: "".join(each + end for each in parts) for split, parts in expected.items()
     }
     counts = {split: len(each) for split, each in expected.items()}

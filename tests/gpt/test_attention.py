@@ -51,12 +51,12 @@ def test_dropout_acts_on_the_weights_in_training_only(kernel, window):
     options = {"context": time, "attention": kernel, "window": window}
     module = build(tiny(heads=1, dropout=0.25, **options))
     x = normal(1, time, 12).expand(4000, time, 12)
-    expected = module(x[:2])
+    expected = module(x[:1])[0]
     torch.manual_seed(3)
     out = module.train()(x)
     lost = (out == 0).all(-1).double().mean(0)  # share of each place
     assert lost[0].item() == pytest.approx(0.25, abs=0.035) and lost[1:].mean() < 0.1
     kept = out[out[:, 0].any(-1), 0]
-    torch.testing.assert_close(kept, (expected[0, 0] / 0.75).expand_as(kept))
-    error = (out.mean(0) - expected[0]).abs().max()
+    torch.testing.assert_close(kept, (expected[0] / 0.75).expand_as(kept))
+    error = (out.mean(0) - expected).abs().max()
     assert error < 8 * out.std(0).max() / 4000**0.5

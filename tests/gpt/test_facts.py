@@ -33,8 +33,3 @@ def test_each_fact_of_a_run_is_a_sentence_without_folders():
         "time": "3:07 minutes",
         "machine": "cpu, 32-true, seed 7, started from m.safetensors; ",
     }
-
-
-def test_of_a_model_without_a_run_its_shape_and_loss_are_known():
-    alone = Summary(val_loss=1.25, best_step=40, parameters=812_288)
-    assert list(dict(facts(alone, ModelConfig(), ""))) == ["validation loss", "shape", "weights"]

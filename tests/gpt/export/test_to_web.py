@@ -394,11 +394,7 @@ def test_shannon_bounds(show):
     A miss is the sixth guess below, and evenly any of the four characters above.
     """
     page = show(*make(tiny()))
-    for needed, lower, upper in (
-        ([1, 1], 0, 0),
-        ([1, 2, 2, 1], 1, 1),
-        ([2, 1, 6, 2], 0.75 * math.log2(3), 2),
-    ):
+    for needed, lower, upper in (([1, 2, 2, 1], 1, 1), ([2, 1, 6, 2], 0.75 * math.log2(3), 2)):
         assert page.evaluate(BOUNDS, needed) == pytest.approx([lower, upper])
 
 
