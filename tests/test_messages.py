@@ -10,7 +10,7 @@ import pytest
 from gpt.tokenizer import ByteTokenizer, CharTokenizer
 from tests.conftest import one_line
 from tests.stores import make
-from tests.test_score import TEXT, write
+from tests.test_score import LINES, TEXT, write
 
 # Nine errors, word for word, which stand for the others.
 MESSAGES = {
@@ -126,7 +126,7 @@ def odd_files(trained):
     write("bytes.st", ByteTokenizer())
     write("learned.st", positions="learned")
     write("less.st", CharTokenizer(TEXT.replace("Ω", "")))
-    write("lines.st", documents={"kind": "line", "end": "\n", "name": ""})
+    write("lines.st", documents=LINES)
 
 
 def contents():
