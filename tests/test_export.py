@@ -6,6 +6,7 @@ import random
 import re
 import shlex
 import shutil
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -15,25 +16,19 @@ import pytest
 import torch
 
 from gpt.checkpoint import load_checkpoint
-from gpt.config import ModelConfig
 from gpt.inference.generate import generate
-from gpt.model import GPT
 from gpt.tokenizer import CharTokenizer, tokenizer_from
 from reports.card import public_setting
 from reports.guessing_game import game_passages
 from tests.conftest import ROOT, needs, one_line, summary
-from tests.model_files import write_model_file
-from tests.reference.models import fill
+from tests.test_score import write
 
 LETTERS = "\n\tThe quickbrownfox ,.é中😀"
 
 
 @pytest.fixture
 def checkpoint(workplace):
-    config = ModelConfig(layers=2, heads=2, dim=16, context=12)
-    vocabulary = {"kind": "char", "characters": "".join(sorted(set(LETTERS)))}
-    model = fill(GPT(config, len(vocabulary["characters"])))
-    return write_model_file("runs/first/checkpoints/best.safetensors", model, vocabulary)
+    return write("runs/first/checkpoints/best.safetensors", CharTokenizer(LETTERS), context=12)
 
 
 def guessing(export, guess):
@@ -45,12 +40,8 @@ def guessing(export, guess):
     return json.loads(found[1])["passages"], ended.out
 
 
-def fresh_passages(model):
-    """Eight passages of the characters that a model knows, which no text has."""
-    letters = (
-        load_checkpoint(model)[1]["vocabulary"]["characters"].replace("\n", "").replace(" ", "")
-    )
-    return ["".join(random.Random(i).choices(letters, k=200)) for i in range(8)]
+# Passages of the characters of prose, which it does not have.
+FRESH = ["".join(random.Random(i).choices(string.ascii_lowercase, k=200)) for i in range(8)]
 
 
 def test_passages_of_validation_to_guess(trained, export):
@@ -66,19 +57,17 @@ def test_passages_of_validation_to_guess(trained, export):
 
 def test_passages_of_a_file_are_new_to_the_model_and_of_its_characters(trained, export):
     text = Path("book.txt").read_text()
-    fresh = fresh_passages(trained)
     copied = max(text[: int(0.9 * len(text))].split("\n"), key=len)[:200]
-    in_part = fresh[7][:100] + copied[:100]
-    Path("new.txt").write_text("\n".join(["", copied, *fresh[:7], in_part, "é" * 200]))
+    in_part = FRESH[7][:100] + copied[:100]
+    Path("new.txt").write_text("\n".join(["", copied, *FRESH[:7], in_part, "é" * 200]))
     shown, _ = guessing(export, "new.txt")
     assert len(shown) >= 4
-    assert set(shown) <= set(fresh[:7])
+    assert set(shown) <= set(FRESH[:7])
 
 
 def test_a_text_of_which_little_can_be_played(trained, export):
-    passage = fresh_passages(trained)[0]
-    Path("one.txt").write_text(passage)
-    assert guessing(export, "one.txt")[0] == [passage], "its first line begins a line"
+    Path("one.txt").write_text(FRESH[0])
+    assert guessing(export, "one.txt")[0] == FRESH[:1], "its first line begins a line"
     shown, printed = guessing(export, "runs/first/config.yaml")
     assert shown == []
     assert "\nno game: runs/first/config.yaml " in printed
@@ -110,7 +99,7 @@ def test_a_folder_is_written(checkpoint, export, folder):
     Path("empty").mkdir()
     ended = export("first", "--to", "hf", folder)
     assert (ended.status, ended.err) == (0, "")
-    assert "kB, step 17 of runs/first" in ended.out
+    assert "MB, step 7 of runs/first" in ended.out
     assert {"README.md", "model.safetensors"} < set(os.listdir(folder))
     card = Path(folder, "README.md").read_text("utf-8")
     assert card.startswith("---\nlibrary_name: transformers\n")

@@ -132,9 +132,7 @@ def test_characters_of_prompts_that_the_model_does_not_know(trained, sample, cho
     assert f"1\n{begin}" in ended.out
     assert ended.err.startswith(f"--unknown {choice}: {changes}\n")
     assert "--unknown" not in sample(*settings, "ne").err
-    nothing_left = sample(*settings, "日")
-    assert nothing_left.status == 2
-    assert "--prompt: a prompt is empty" in nothing_left.err.splitlines()[-1]
+    assert "--prompt: a prompt is empty" in sample(*settings, "日").err
 
 
 def scripted(monkeypatch, tokenizer, text_of):
@@ -198,16 +196,12 @@ def test_every_text_is_cut_where_its_first_stop_is_complete(stops, prompt):
                 break
         for is_kept, cut in ((False, max(before, begin)), (True, end)):
             growing = Continuation(tokenizer, dict.fromkeys(stops, is_kept), prompt)
-            shown = ""
             for token in tokenizer.encode(text).tolist():
                 growing.add(token)
-                assert growing.text.startswith(shown)
-                shown = "".join(growing.pieces)
                 if growing.stopped_by:
                     break
             growing.close()
             assert growing.text == whole[before:cut]
-            assert growing.text.startswith(shown)
             assert growing.stop_in_prompt == max(0, before - begin)
 
 
@@ -233,8 +227,6 @@ def test_a_text_ends_with_its_document(workplace, sample, monkeypatch, kind, end
     else:
         assert ended.out == "".join(f"--- {n}\n{text}\n" for n, text in enumerate(texts, 1))
     assert "\n1 of 3 texts reached --num-chars 8 before the end" in ended.err
-    found = [(line["text"], line["ended"]) for line in texts_of(sample(*settings, "--json"))]
-    assert found == [*zip(texts, [True, True, False], strict=True)]
     given.clear()
     shown = end.replace("\x03", "\n\n")
     assert sample(*settings[:3], "--prompt", f"hi{end}b").out == f"hi{shown}babc\n"
@@ -244,7 +236,6 @@ def test_a_text_ends_with_its_document(workplace, sample, monkeypatch, kind, end
 END_MARKS = {  # by arguments: the text, and whether an end mark is in it
     ("--prompt", "a\n"): ("", True),
     ("--prompt", "a\n", "--no-stop"): ("\nc\nb", True),
-    ("--prompt", "a"): ("\nc\nb", False),
     ("--stop", "b", "--no-stop"): ("\nc\n", False),
     ("--prompt", "ab", "--stop", r"b\nc"): ("", False),
     (): ("\nc\nb", False),  # the end mark before a text is no part of another one
@@ -298,14 +289,9 @@ def test_new_documents_are_counted_and_written_alone(train, sample, monkeypatch)
 
     scripted(monkeypatch, text.tokenizer, written_by)
     for settings, (written, said) in ONLY_NEW.items():
-        documents = written.replace("KNOWN", trained[0]).split()
-        given = ["a", "--new", "--seed", "0", *settings.split()]
-        ended = sample(*given)
-        assert ended.out.split() == documents
+        ended = sample("a", "--new", "--seed", "0", *settings.split())
+        assert ended.out.split() == written.replace("KNOWN", trained[0]).split()
         assert ended.err.splitlines()[-1] == said
-        lines = texts_of(sample(*given, "--json", "--novelty"))
-        assert [line["prompt"] + line["text"] for line in lines] == documents
-        assert all(line["new"] for line in lines)
     monkeypatch.setattr("data.novelty.MAX_SEARCHED", 100)
     for option in ("--new", "--novelty"):
         refused(sample("a", option), f"{option}: ", "more than 100")
@@ -339,11 +325,12 @@ def test_what_many_texts_copy_is_one_summary(trained, sample):
     assert "new" not in lines[0]
     said = [f"{n}: longest copy: {length} of 30 characters" for n, length in enumerate(lengths, 1)]
     longest = said[np.argmax(lengths)]
-    _, *shown = [line.partition(', "')[0] for line in many.err.splitlines()]
-    median = f"longest copy: median {np.median(lengths):g} characters"
-    assert shown == [f"{median}, and the longest of all:", longest]
-    few = sample(*given, "3").err.splitlines()[1:]
-    assert [line.partition(', "')[0] for line in few] == said[:3]
+    median = np.median(lengths)
+    summed = f"longest copy: median {median:g} characters, and the longest of all:\n{longest}"
+    assert summed in many.err
+    assert many.err.count(" of 30 characters") == 1
+    few = sample(*given, "3").err
+    assert all(line in few for line in said[:3])
 
 
 def test_texts_that_were_compared_are_written_before_the_others(trained, sample, monkeypatch):
