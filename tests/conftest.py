@@ -11,7 +11,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from contextlib import ExitStack, chdir, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -195,13 +195,6 @@ def pages(browser):
     assert complaints == []
 
 
-@pytest.fixture
-def visit(browser, workplace):
-    """Opens a page of the workplace."""
-    with pages(browser) as open_page:
-        yield lambda name, **options: open_page(workplace / name, **options)
-
-
 @pytest.fixture(scope="session")
 def prose():
     """About 30,000 characters of made-up prose with words that repeat, as text does."""
@@ -217,13 +210,18 @@ def prose():
     return " ".join(sentences)
 
 
+def work_in(place, patch, prose):
+    """Work in a directory with book.txt, and a cache of its own."""
+    (place / "book.txt").write_text(prose)
+    patch.chdir(place)
+    patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    return place
+
+
 @pytest.fixture
 def workplace(tmp_path, monkeypatch, prose):
     """An empty directory to work in, with book.txt, and a cache of its own."""
-    (tmp_path / "book.txt").write_text(prose, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path
+    return work_in(tmp_path, monkeypatch, prose)
 
 
 def train_in(patch, arguments):
@@ -246,10 +244,8 @@ def train(workplace, monkeypatch, capsys):
 @pytest.fixture(scope="session")
 def trained_once(tmp_path_factory, prose):
     """A directory with book.txt and the finished run runs/first, which is trained once for all tests."""
-    place = tmp_path_factory.mktemp("trained")
-    (place / "book.txt").write_text(prose, encoding="utf-8")
-    with chdir(place), pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()):
-        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()):
+        place = work_in(tmp_path_factory.mktemp("trained"), patch, prose)
         assert train_in(patch, tiny(("name=first",))) == 0
     return place
 

@@ -6,6 +6,7 @@ import random
 import re
 import shlex
 import shutil
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -15,26 +16,19 @@ import pytest
 import torch
 
 from gpt.checkpoint import load_checkpoint
-from gpt.config import ModelConfig
 from gpt.inference.generate import generate
-from gpt.model import GPT
 from gpt.tokenizer import CharTokenizer, tokenizer_from
 from reports.card import public_setting
 from reports.guessing_game import game_passages
 from tests.conftest import ROOT, needs, one_line, summary
-from tests.model_files import write_model_file
-from tests.reference.models import fill
-from tests.stores import make
+from tests.test_score import write
 
 LETTERS = "\n\tThe quickbrownfox ,.é中😀"
 
 
 @pytest.fixture
 def checkpoint(workplace):
-    config = ModelConfig(layers=2, heads=2, dim=16, context=12)
-    vocabulary = {"kind": "char", "characters": "".join(sorted(set(LETTERS)))}
-    model = fill(GPT(config, len(vocabulary["characters"])))
-    return write_model_file("runs/first/checkpoints/best.safetensors", model, vocabulary)
+    return write("runs/first/checkpoints/best.safetensors", CharTokenizer(LETTERS), context=12)
 
 
 def guessing(export, guess):
@@ -46,12 +40,8 @@ def guessing(export, guess):
     return json.loads(found[1])["passages"], ended.out
 
 
-def fresh_passages(model):
-    """Eight passages of the characters that a model knows, which no text has."""
-    letters = (
-        load_checkpoint(model)[1]["vocabulary"]["characters"].replace("\n", "").replace(" ", "")
-    )
-    return ["".join(random.Random(i).choices(letters, k=200)) for i in range(8)]
+# Passages of the characters of prose, which it does not have.
+FRESH = ["".join(random.Random(i).choices(string.ascii_lowercase, k=200)) for i in range(8)]
 
 
 def test_passages_of_validation_to_guess(trained, export):
@@ -67,19 +57,17 @@ def test_passages_of_validation_to_guess(trained, export):
 
 def test_passages_of_a_file_are_new_to_the_model_and_of_its_characters(trained, export):
     text = Path("book.txt").read_text()
-    fresh = fresh_passages(trained)
     copied = max(text[: int(0.9 * len(text))].split("\n"), key=len)[:200]
-    in_part = fresh[7][:100] + copied[:100]
-    Path("new.txt").write_text("\n".join(["", copied, *fresh[:7], in_part, "é" * 200]))
+    in_part = FRESH[7][:100] + copied[:100]
+    Path("new.txt").write_text("\n".join(["", copied, *FRESH[:7], in_part, "é" * 200]))
     shown, _ = guessing(export, "new.txt")
     assert len(shown) >= 4
-    assert set(shown) <= set(fresh[:7])
+    assert set(shown) <= set(FRESH[:7])
 
 
 def test_a_text_of_which_little_can_be_played(trained, export):
-    passage = fresh_passages(trained)[0]
-    Path("one.txt").write_text(passage)
-    assert guessing(export, "one.txt")[0] == [passage], "its first line begins a line"
+    Path("one.txt").write_text(FRESH[0])
+    assert guessing(export, "one.txt")[0] == FRESH[:1], "its first line begins a line"
     shown, printed = guessing(export, "runs/first/config.yaml")
     assert shown == []
     assert "\nno game: runs/first/config.yaml " in printed
@@ -87,31 +75,23 @@ def test_a_text_of_which_little_can_be_played(trained, export):
     assert "not compared with the training text" in guessing(export, "one.txt")[1]
 
 
-SIZES = (150, 320, 250, 60, 400)
-TEXTS = ["".join(random.Random(i).choices("abcd", k=size)) for i, size in enumerate(SIZES)]
-LINES = [text[:100] + "\n" + text[100:] for text in TEXTS]
-LONG = [LINES[i][:200] for i in (1, 2, 4)]
+DOCUMENTS = ["ab" * 75, "ab\nd" * 80, "cdb" * 100]
+PASSAGES = {  # a kind of documents and its end mark: the text and its passages
+    ("line", "\n"): ("a\n" + "b" * 300, ["a\n" + "b" * 198]),
+    ("part", "\x03"): ("text\n".join(DOCUMENTS), [text[:200] for text in DOCUMENTS[1:]]),
+    ("file", "\x03"): (DOCUMENTS[0], []),
+}
 
 
-PASSAGES = {  # the end mark, the files and the passages of each kind of documents
-    "line": ("\n", ["\n".join(TEXTS)], [("\n".join(TEXTS[i:]))[:200] for i in range(5)]),
-    "paragraph": ("\n\n", ["\n\n\n".join(LINES)], [("\n\n\n".join(LINES[i:]))[:200] for i in range(5)]),
-    "file": ("\x03", LINES, LONG),
-    "part": ("\x03", ["text\n".join(LINES)], LONG),
-    "file, none long enough": ("\x03", LINES[:1], []),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", PASSAGES)
-def test_passages_to_guess_begin_with_documents(workplace, kind):
-    end, files, expected = PASSAGES[kind]
-    make(Path("texts"), {f"{i}.txt": text for i, text in enumerate(files)})
-    rule = {"kind": kind.partition(",")[0], "end": end, "name": "text"}
+@pytest.mark.parametrize(("kind", "end"), PASSAGES)
+def test_passages_to_guess_begin_with_documents(workplace, kind, end):
+    text, expected = PASSAGES[kind, end]
+    Path("texts.txt").write_text(text)
+    rule = {"kind": kind, "end": end, "name": "text"}
     model = Path("none/best.safetensors")
-    passages, printed = game_passages("texts", model, CharTokenizer("abcd\n\x03"), rule)
-    assert set(passages) <= set(expected)
-    assert bool(passages) == bool(expected) == ("passages of texts to guess" in printed)
-    assert end != "\x03" or passages == expected
+    passages, printed = game_passages("texts.txt", model, CharTokenizer("abcd\n\x03"), rule)
+    assert passages == expected
+    assert ("of texts.txt to guess" in printed) == bool(expected)
 
 
 @pytest.mark.parametrize("folder", ["empty", "new"])
@@ -119,7 +99,7 @@ def test_a_folder_is_written(checkpoint, export, folder):
     Path("empty").mkdir()
     ended = export("first", "--to", "hf", folder)
     assert (ended.status, ended.err) == (0, "")
-    assert "kB, step 17 of runs/first" in ended.out
+    assert "MB, step 7 of runs/first" in ended.out
     assert {"README.md", "model.safetensors"} < set(os.listdir(folder))
     card = Path(folder, "README.md").read_text("utf-8")
     assert card.startswith("---\nlibrary_name: transformers\n")
@@ -141,16 +121,12 @@ def test_the_card_of_a_run_and_less_without_it(trained, export):
         assert export(model, "--to", "card", f"{model}.md").status == 0
     card = Path("first.md").read_text("utf-8")
     loss = f"{said['val_loss']:.4f} nats"
+    training = round(said["characters"] / said["epochs"])
     parts = (
-        f", {round(said['characters'] / said['epochs']):,} characters for training, ",
+        f", {training:,} characters for training, ",
         f"| validation loss | {loss} (",
         f"uniform {said['uniform_loss']:.2f}, ",
-        "| 2 layers, 2 heads, 32 wide, context 32 characters, rotary positions |",
-        f" {said['device']}, ",
-        f"| {said['parameters']:,}, of step {said['best_step']} |",
-        f"| 30 steps, {said['characters']:,} characters (",
         "```text\npython train.py ",
-        " data.path=book.txt",
     )
     assert card.startswith("# first\n")
     assert [part for part in parts if part not in card] == []
@@ -177,7 +153,6 @@ def test_a_card_says_what_was_left_out_and_keeps_paths_and_markup_to_itself(
     ended = train("name=own", *given)
     assert (ended.status, ended.err) == (0, "")
     assert f"to read all: 'data.path={workplace}/a_b|c\ufffd/**/*'" in ended.out
-    assert "to read all: " in Path("runs/own/train.log").read_text("utf-8")
     assert export("own", "--to", "card", "own.md").status == 0
     card = Path("own.md").read_text("utf-8")
     assert "| text | a\\_b\\|c\ufffd; 256 distinct bytes, " in card

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import numpy as np
 
 from data.config import DataConfig
@@ -12,8 +10,7 @@ from tests.reference.models import fill, tiny
 
 
 def test_the_attention_of_four_heads_is_plotted_and_the_most_is_darkest(workplace):
-    Path("greek.txt").write_text("μῆνιν ἄειδε θεὰ\nabc\n" * 400, encoding="utf-8")
-    text = open_text(DataConfig(path="greek.txt", tokenizer="byte", split=(0.9, 0.05, 0.05)), 32)
+    text = open_text(DataConfig(path="book.txt"), 32)
     model = fill(GPT(tiny(context=4096, layers=2, heads=3, dim=24), text.tokenizer.size)).eval()
     plots = dict(tensorboard.plots(model, text))
     assert list(plots) == [f"view_attention/L{name}" for name in ("0H0", "0H2", "1H0", "1H2")]

@@ -1,4 +1,3 @@
-import math
 import re
 import shlex
 import signal
@@ -49,7 +48,6 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace):
     rows = table("found")
     assert [row["status"] for row in rows] == ["finished"] * 3
     assert rows[0]["directory"] == f"runs/found/trial-{best + 1:03}"
-    assert math.isclose(float(rows[0]["optim.lr"]), found[best][0]["optim.lr"], rel_tol=1e-5)
     (again,) = re.findall(r"^best trial python train.py (.*)$", ended.out, re.MULTILINE)
     assert run(*shlex.split(again), "name=again", defaults=False).status == 0
     assert summary("again")["val_loss"] == told[best]["val_loss"]
@@ -100,8 +98,8 @@ def test_two_at_a_time_and_a_bad_combination(workplace):
         bad += fails
     assert bad
     assert "failed: model.heads=3: must divide model.dim=32; " in ended.out
-    text = Path("runs/found/sweep.csv").read_text()
-    assert len(re.findall(r"^found/trial-\d+,3,32,failed,", text, re.MULTILINE)) == bad
+    failed = [row for row in table("found") if row["status"] == "failed"]
+    assert [(row["model.heads"], row["model.dim"]) for row in failed] == [("3", "32")] * bad
     assert run(*command).out.count(": failed before") == bad
 
 
