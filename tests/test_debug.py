@@ -10,7 +10,6 @@ import pytest
 
 from base.files import write_text
 from base.jobs import run_lock
-from base.jobs.run_directory import find
 from conf.compose import read_config
 from data.config import DataConfig
 from data.text import open_text
@@ -19,8 +18,6 @@ from training import profiler
 
 SMALL = [each for each in TINY if each.startswith(("model.", "trainer.acc"))]
 SMALL.append("data.path=book.txt")
-
-
 FAST = ["debug=fast", *SMALL]
 RUN = Path("runs/debug-fast")
 
@@ -71,7 +68,6 @@ def test_a_run_that_the_user_has_named_is_kept(trained, train, given):
     one_line(train(*SMALL, *given.split(), defaults=False), 2, f"runs/{name} exists")
     assert sorted(Path("runs").rglob("*")) == before
     assert not summary(name).get("debug")
-    assert find(None, "model").parents[1] == Path("runs", name), "the newest run"
 
 
 def test_fast_replaces_no_run_that_another_process_is_training(run_before, train):
@@ -98,11 +94,6 @@ def test_what_is_learned_by_heart_is_what_is_validated(workplace):
     assert part.characters == {"train": 564, "validation": 500, "test": 500}
 
 
-def test_a_text_to_learn_by_heart_is_longer_than_a_context(train):
-    one_line(train("data.overfit=32"), 2, "data.overfit=32: ", "above model.context=32")
-    assert not Path("runs").exists()
-
-
 @pytest.mark.slow
 def test_profile_records_the_last_steps_without_a_validation(train):
     steps = 1
@@ -121,19 +112,17 @@ def test_profile_records_the_last_steps_without_a_validation(train):
 
 
 @pytest.mark.parametrize(("steps", "recorded"), [
-    ({0: 20}, [10, 11, 12]), ({0: 12}, [9, 10, 11]), ({0: 2}, [0, 1]), ({499: 500}, [499]),  # resumed
+    ({0: 20}, [10, 11, 12]), ({0: 12}, [9, 10, 11]), ({499: 500}, [499]),  # resumed
     # with minutes
     ({100: -1, 150: 160}, [110, 111, 112]), ({0: -1, 6: 8}, [6, 7]), ({0: -1, 6: 6}, []),
 ])  # fmt: skip
 def test_profile_records_steps_as_fast_as_most(monkeypatch, steps, recorded):
     """`steps` is the number of steps that a run has from a step on (-1: not chosen yet)."""
-    recorder = Mock()
-    said = []
+    recorder, log, deadline, module = Mock(), Mock(), Mock(), Mock()
     monkeypatch.setattr(profiler, "profile", lambda **_: recorder)
-    monkeypatch.setattr(profiler.log, "info", said.append)
+    monkeypatch.setattr(profiler, "log", log)
     start = min(steps)
     trainer = SimpleNamespace(global_step=start, max_steps=steps[start])
-    deadline, module = Mock(), Mock()
     callback = profiler.StepProfiler(Path("trace.json"), deadline)
     callback.on_train_start(trainer, module)
     seen = []
@@ -146,7 +135,6 @@ def test_profile_records_steps_as_fast_as_most(monkeypatch, steps, recorded):
         trainer.max_steps = steps.get(trainer.global_step, trainer.max_steps)
     callback.on_train_end(trainer, module)
     assert seen == recorded
-    assert recorder.start.call_count == recorder.stop.call_count == bool(recorded)
-    begun = [deadline.begin_timing, module.history.begin_step]
-    assert [timing.call_count for timing in begun] == [bool(recorded)] * 2
-    assert ("nothing" in str(said[0])) == (not recorded)
+    once = recorder.start, recorder.stop, deadline.begin_timing, module.history.begin_step
+    assert {each.call_count for each in once} == {bool(recorded)}
+    assert ("nothing" in str(log.info.call_args)) == (not recorded)

@@ -114,8 +114,6 @@ def test_a_run_goes_on_with_any_devices(letters):
         contents = last("cut")
         assert contents["global_step"] == 4 * leg
         assert contents["conditions"].pop("world_size") == devices
-        history = contents["history"]
-        assert [step for step, _ in history["losses"]["entries"]] == list(range(1, 4 * leg + 1))
         load_checkpoint("runs/cut/checkpoints/last.ckpt")
     end = ("resume=runs/cut", "allow=[world_size]", "trainer.devices=2")
     assert run(*end, defaults=False).status == 0
