@@ -29,7 +29,6 @@ def test_fast_goes_through_every_part_and_leaves_one_directory(run_before, train
     assert (ended.status, ended.err) == (0, "")
     assert f"replaces the earlier run in {RUN}\n" in ended.out
     assert re.findall(r"^step (\d)/4  validation loss", ended.out, re.MULTILINE) == ["2", "4"]
-    assert {"best.safetensors", "last.ckpt"} < set(os.listdir(RUN / "checkpoints"))
     assert os.listdir("runs") == [RUN.name]
     assert not [*RUN.glob("left"), *RUN.glob("events.*")]
     said = summary("debug-fast")
@@ -96,7 +95,6 @@ def test_what_is_learned_by_heart_is_what_is_validated(workplace):
 
 @pytest.mark.slow
 def test_profile_records_the_last_steps_without_a_validation(train):
-    steps = 1
     given = (
         "data.batch=8 trainer.precision=32-true trainer.max_steps=2 trainer.val_check_interval=1"
     )
@@ -106,9 +104,9 @@ def test_profile_records_the_last_steps_without_a_validation(train):
     # products in a forward pass of two layers: two of attention, two of the MLP, and the head
     linear = 4 * 2 + 1
     products = [event for event in trace["traceEvents"] if event.get("name") == "aten::linear"]
-    assert len(products) == steps * linear
+    assert len(products) == linear, "of one step"
     (row,) = re.findall(r"^ +aten::mm .* (\d+) *$", ended.out, re.MULTILINE)
-    assert int(row) == 3 * steps * linear, "a product forward and two backward"
+    assert int(row) == 3 * linear, "a product forward and two backward"
 
 
 @pytest.mark.parametrize(("steps", "recorded"), [
