@@ -51,7 +51,6 @@ def test_what_a_summary_and_a_configuration_say(trained):
         "status": "finished",
         "steps": 30,
         "characters": 30 * 8 * 32,
-        "val_bpc": pytest.approx(run["val_loss"] / math.log(2)),
         "text_sha256": hashlib.sha256(Path("book.txt").read_bytes()).hexdigest(),
         "mfu": None,
     }
@@ -79,8 +78,6 @@ def test_curves_are_losses_by_step(trained):
 
     losses = curve("first", "train/loss")
     validation = curve("first/validation", "val/loss")
-    assert list(losses) == [5, 10, 15, 20, 25, 30]
-    assert list(validation) == [10, 20, 30]
     said = summary("first")
     assert said["validations"] == pytest.approx({str(s): v for s, v in validation.items()})
     assert said["last_val_loss"] == said["validations"]["30"]

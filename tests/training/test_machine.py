@@ -1,21 +1,19 @@
 """On pretended machines: which devices a run uses, and what it says of each."""
 
 import subprocess
-import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from base import processes
 from base.errors import InputError
 from tests.conf.test_defaults import compose
 from tests.conftest import refusal
 from tests.training.choosing.test_time_budget import a_text
 from training import launch, machine
 from training.begin import compose_resumed
-from training.choosing import hardware, time_budget
+from training.choosing import hardware
 from training.choosing.choose import choose
 from training.choosing.rules import SHORT_TEXT
 from training.machine import Gpu, Machine, choose_accelerator, choose_devices
@@ -74,14 +72,10 @@ def test_what_the_first_command_does_on_a_machine(name, monkeypatch, pretend):
     assert used.devices == used.local == 1
     trainer = choice.config.trainer
     assert trainer.devices == trainer.num_nodes == trainer.accelerator == "auto"
-    note = ""
-    if number and error:
-        first, *_ = str(error).splitlines()
-        note = f"{first}; docs/cluster.md says what to install"
-    assert used.note == note
+    assert ("; docs/cluster.md says" in used.note) == bool(number and error)
     if used.device == "cpu":
         said = refusal(InputError, machine.find_machine, compose(["trainer.accelerator=gpu"]), 1.0)
-        assert said == f"trainer.accelerator=gpu: {note or 'this machine has none'}"
+        assert said == f"trainer.accelerator=gpu: {used.note or 'this machine has none'}"
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         pretend([], number, error)
         assert machine.find_machine(config, 1.0).note == "", "the GPUs are hidden"
@@ -133,13 +127,10 @@ def test_bf16_that_is_set_needs_a_gpu_that_has_it():
     (H200, ["trainer.max_steps=1500"], "false"), (H200, ["model=base", "trainer.max_steps=100000"], "true"),
     # an unknown one is like a T4
     (Gpu("A new one", True), ["model=small", "trainer.max_steps=20000"], "true"),
-    (T4, ["minutes=1"], "false"), (T4, ["minutes=10"], "true"),
 ])  # fmt: skip
 def test_a_gpu_compiles_if_that_saves_more_than_it_costs(gpu, arguments, expected, monkeypatch):
     monkeypatch.setattr(hardware, "available", lambda device: 1e15)
     monkeypatch.setattr(hardware.sys, "platform", "linux")
-    monkeypatch.setattr(time_budget, "time_step", lambda *_: 0.003)
-    monkeypatch.setattr(processes, "BEGAN", time.perf_counter())
     config = compose(["threads=1", *arguments])
     choice = choose(config, a_text(10**9), Machine("cuda", gpu=gpu, gpus=1))
     assert choice.config.compile == expected

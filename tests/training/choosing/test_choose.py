@@ -27,10 +27,7 @@ def test_what_a_long_text_gets():
     trainer = config.trainer
     assert (trainer.max_steps, trainer.val_check_interval, trainer.devices) == (1500, 300, "auto")
     assert "auto" not in (trainer.precision, config.compile, config.threads)
-    assert "as configured" not in choice.machine
-    again = choose(config, a_text(SHORT_TEXT), CPU)
-    assert (again.config, again.notes) == (config, []), "what is chosen stays"
-    assert "as configured" in again.machine and again.why_compiled == "as configured"
+    assert choose(config, a_text(SHORT_TEXT), CPU).config == config, "what is chosen stays"
 
 
 STOPPING = ["early_stopping"]
