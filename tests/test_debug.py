@@ -32,7 +32,7 @@ def test_fast_goes_through_every_part_and_leaves_one_directory(run_before, train
     assert os.listdir("runs") == [RUN.name]
     assert not [*RUN.glob("left"), *RUN.glob("events.*")]
     said = summary("debug-fast")
-    assert (said["status"], said["debug"], said["val_loss"] > 0) == ("finished", True, True)
+    assert said["status"] == "finished" and said["debug"] is True
     assert read_config(RUN).trainer.detect_anomaly is True
     assert sample("debug-fast", "--num-chars", "5").status == 0
 
@@ -89,7 +89,6 @@ def test_what_is_learned_by_heart_is_what_is_validated(workplace):
     whole, part = (open_text(DataConfig(path="book.txt", overfit=n), 32) for n in (None, 500))
     for split in (part.validation, part.test, part.train[:500]):
         np.testing.assert_array_equal(split, whole.train[:500], strict=True)
-    assert len(part.train) == 500 + 2 * 32
     assert part.characters == {"train": 564, "validation": 500, "test": 500}
 
 
@@ -110,8 +109,8 @@ def test_profile_records_the_last_steps_without_a_validation(train):
 
 
 @pytest.mark.parametrize(("steps", "recorded"), [
-    ({0: 20}, [10, 11, 12]), ({0: 12}, [9, 10, 11]), ({499: 500}, [499]),  # resumed
-    # with minutes
+    ({0: 20}, [10, 11, 12]), ({0: 12}, [9, 10, 11]),
+    # with minutes; the first is resumed
     ({100: -1, 150: 160}, [110, 111, 112]), ({0: -1, 6: 8}, [6, 7]), ({0: -1, 6: 6}, []),
 ])  # fmt: skip
 def test_profile_records_steps_as_fast_as_most(monkeypatch, steps, recorded):
@@ -126,7 +125,7 @@ def test_profile_records_steps_as_fast_as_most(monkeypatch, steps, recorded):
     seen = []
     while trainer.global_step != trainer.max_steps:
         callback.on_train_batch_start(trainer)
-        if recorder.start.called and not recorder.stop.called:
+        if callback.recorder:
             seen.append(trainer.global_step)
         trainer.global_step += 1
         callback.on_train_batch_end(trainer, module)

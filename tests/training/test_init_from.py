@@ -18,7 +18,6 @@ BASE = "runs/first/checkpoints/best.safetensors"
 # What the next text has that the first one lacks: characters that sort before, between and after
 # those.
 ACCENTED = str.maketrans({"a": "á", "o": "ö", "q": "\t", "z": "語", "\n": "~"})
-FINE = ["init_from=runs/first", "data.path=new.txt"]
 
 
 @pytest.fixture
@@ -46,11 +45,11 @@ def naive_loss(characters, text, context):
 
 @pytest.mark.slow
 def test_it_starts_where_the_model_had_come_to(base, prose):
-    # in the test split alone
-    Path("new.txt").write_text(prose[-6000:] + "ß" * 500, encoding="utf-8")
-    ended = base("name=fine", *FINE, "data.split=[0.7,0.1,0.2]", "trainer.max_steps=1")
-    text = (prose[-6000:] + "ß" * 500)[4550:5200]
-    expected = naive_loss("".join(sorted({*prose, "ß"})), text, 32)
+    text = prose[-6000:] + "ß" * 500  # which is in the test split alone
+    Path("new.txt").write_text(text, encoding="utf-8")
+    given = "init_from=runs/first data.path=new.txt data.split=[0.7,0.1,0.2] trainer.max_steps=1"
+    ended = base("name=fine", *given.split())
+    expected = naive_loss("".join(sorted({*prose, "ß"})), text[4550:5200], 32)
     assert ended.status == 0 and f"step 0/1  validation loss {expected:.4f}" in ended.out, ended
 
 
@@ -61,7 +60,7 @@ def two_texts(workplace, prose):
     Path("crlf.txt").write_bytes(prose.replace("\n", "\r\n").encode())
 
 
-def opened(path, extra="", **options):
+def opened(path="a.txt", extra="", **options):
     return open_text(DataConfig(path=path, **options), 16, extra)
 
 
@@ -76,22 +75,22 @@ SPLIT = {"split": (0.8, 0.1, 0.1)}
     ({}, {"path": "c.txt", "validation": "a.txt"}, True), ({}, {"validation": "c.txt"}, False),
 ])  # fmt: skip
 def test_a_model_that_was_trained_on_what_is_held_out_is_named(two_texts, earlier, text, seen):
-    before = opened(**{"path": "a.txt"} | earlier).texts
-    after = opened(**{"path": "a.txt"} | text)
-    assert (SEEN in after.read_before(before).notes) is seen
+    before = opened(**earlier).texts
+    assert (SEEN in opened(**text).read_before(before).notes) is seen
 
 
 def test_a_text_that_was_read_before_the_last_one_counts_once(two_texts):
-    plain = opened("a.txt")
+    plain = opened()
     through = opened("c.txt").read_before(plain.texts)
     assert len(through.texts) == len(plain.read_before(through.texts).texts) == 2
-    assert SEEN in opened("a.txt", **SPLIT).read_before(through.texts).notes
+    assert SEEN in opened(**SPLIT).read_before(through.texts).notes
     assert SEEN not in plain.read_before(through.texts).notes
 
 
 def test_what_a_run_started_from_is_said(base):
-    ended = base("name=fine", *FINE)
+    ended = base("name=fine", "init_from=runs/first", "data.path=[new.txt,book.txt]")
     assert ended.status == 0 and ended.err == ""
+    assert SEEN in ended.out and SEEN in summary("fine")["notes"]
     assert f"from       {BASE}, step 30, 5 new characters '\\t~áö語'\n" in ended.out
     assert summary("fine")["init_from"] == "runs/first"
     new, old = (load_checkpoint(run)[1]["vocabulary"]["characters"] for run in ("fine", BASE))
@@ -99,12 +98,6 @@ def test_what_a_run_started_from_is_said(base):
     for name, model in (("fine", "runs/first"), ("first", "none")):
         ended = base(f"resume={name}", "init_from=other", "trainer.max_steps=90", defaults=False)
         one_line(ended, 2, f"init_from=other (the run has {model})", "allow= cannot permit")
-
-
-def test_a_run_says_that_its_initial_model_has_read_the_text(base, prose):
-    Path("copy.txt").write_bytes(prose.replace("\n", "\r\n").encode())
-    ended = base("name=fine", "init_from=first", "data.path=copy.txt", "trainer.max_steps=2")
-    assert SEEN in ended.out and SEEN in summary("fine")["notes"]
 
 
 @pytest.mark.slow

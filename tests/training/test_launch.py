@@ -93,7 +93,7 @@ def test_evaluation_is_exact_on_any_number_of_devices(workplace):
     model, _ = load_checkpoint("runs/trained/checkpoints/last.ckpt")
     nats = nats_of(model, of_run("trained")[1].validation)
     assert len(nats) > 256 * 32
-    for devices in (1, 2, 4):
+    for devices in (2, 4):
         ended = run_ranks(devices, f"name=of{devices}", *split, *same)
         assert ended.status == 0, ended
         training = last(f"of{devices}")["history"]["best_loss"]

@@ -18,7 +18,7 @@ BEST = Path("runs/a/checkpoints/best.safetensors")
 
 
 def test_what_samples_copy(train):
-    ended = train("name=a", "watch.sample_length=40", *STEPS)
+    train("name=a", "watch.sample_length=40", *STEPS)
     text, record = open_text(DataConfig(path="book.txt"), 32), summary("a")["copies"]
     model, meta = load_checkpoint("a")
     given, trained = prompts(text), text.train.tolist()
@@ -30,7 +30,6 @@ def test_what_samples_copy(train):
     lengths = copied(given[:1].expand(20, -1))
     measured = {"median": statistics.median(lengths), "longest": max(lengths)}
     assert record == measured | {"samples": 20, "length": 40, "temperature": 0.9}
-    assert ended.out.index("\nsample ") < ended.out.index("\nvalidation loss")
     words = f"median {record['median']:g}, maximum {max(lengths)} of 40 characters (20 samples, temperature 0.9)"
     assert words in Path("runs/a/report.html").read_text("utf-8")
     assert words in card(model, meta, BEST)

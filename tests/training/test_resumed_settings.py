@@ -89,9 +89,7 @@ CHANGES = {
         "optim.warmup": ("0", rates, BOTH_RATES),
         "optim.cooldown": ("0", rates, BOTH_RATES),
         "optim.muon_beta2": ("0.8", lambda seen: seen.group(True)["beta2"], 0.8),
-        "optim.weight_decay": (
-            "0.3", lambda seen: [seen.group(kind)["weight_decay"] for kind in (False, True)], [0.3, 0.3]
-        ),
+        "optim.weight_decay": ("0.3", lambda seen: seen.group(True)["weight_decay"], 0.3),
         "optim.betas": ("[0.5,0.6]", lambda seen: tuple(seen.group(False)["betas"]), (0.5, 0.6)),
         "optim.clip": ("0.001", lambda seen: max(seen.clipped_norms), pytest.approx(1e-3, rel=1e-3)),
         "data.batch": ("12", lambda seen: set(seen.batch_sizes), {12}),

@@ -66,6 +66,5 @@ def test_each_validation_leaves_what_it_evaluated(trained, train, sample):
         assert (meta["step"], meta["val_loss"]) == (step, validations[str(step)])
         assert np.mean(nats_of(model, tokens)) == pytest.approx(meta["val_loss"], abs=1e-5)
     newest, end = read(FILES / "step-20.safetensors"), read(FILES / "last.safetensors")
-    assert newest.config == end.config
     np.testing.assert_equal(newest.state, end.state)
     assert sample(str(FILES / "step-10.safetensors"), "--num-chars", "5").status == 0

@@ -1,5 +1,6 @@
 import math
 import re
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -43,14 +44,13 @@ def is_due(name, step, every):
 
 def moved(older, newer, step, every):
     """||after - before|| / ||before|| of a step by group, of the blocks that Muon updates in it."""
-    sums = {}
+    moves, sizes = Counter(), Counter()  # sums of squares
     for name in (name for name in older if is_due(name, step, every)):
         (group,) = [group for group, names in GROUPS.items() if re.fullmatch(names, name)]
-        before, after = older[name].astype(float), newer[name].astype(float)
-        sums.setdefault(group, [0.0, 0.0])
-        sums[group][0] += np.square(after - before).sum()
-        sums[group][1] += np.square(before).sum()
-    return {group: math.sqrt(move / size) for group, (move, size) in sums.items()}
+        before = older[name].astype(float)
+        moves[group] += np.square(newer[name] - before).sum()
+        sizes[group] += np.square(before).sum()
+    return {group: math.sqrt(moves[group] / size) for group, size in sizes.items()}
 
 
 MUON = "model.layers={} optim.muon_every={}"

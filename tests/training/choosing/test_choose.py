@@ -36,7 +36,7 @@ SET = "trainer.max_steps=900 model.dropout=0 trainer.val_check_interval=30 callb
 
 # Training characters and arguments; steps, dropout, steps between validations, callbacks.
 @pytest.mark.parametrize("row", [
-    (16_282, "", 230, 0.2, 20, STOPPING), (16_282, "model.heads=4", 230, 0.2, 20, STOPPING),
+    (16_282, "", 230, 0.2, 20, STOPPING),
     (16_282, SET, 900, 0, 30, []), (16_282, "trainer.max_steps=900", 900, 0.2, 22, []),
     (16_282, "callbacks=ema", 230, 0.2, 20, ["ema"]),
     (16_282, "model.dim=16 model.layers=1", 230, 0, 20, STOPPING),  # too small to memorise

@@ -71,7 +71,6 @@ def test_what_minutes_choose(chosen, row):
     batch = config.data.batch
     assert [model.dim, model.dropout, batch, optim.lr, optim.warmup] == expected
     assert choice.steps_needed == pytest.approx(epochs * tokens / batch / model.context)
-    assert config.trainer.max_steps == config.trainer.val_check_interval == "auto"
     assert config.callbacks == {}, "it ends when the text is learned"
     assert choice.notes[1] == f"size       {model.dim} wide: {limit}"
     (timed,) = chosen.timed
