@@ -10,7 +10,6 @@ import pytest
 
 from base.files import write_text
 from base.jobs import run_lock
-from base.jobs.run_directory import find
 from conf.compose import read_config
 from data.config import DataConfig
 from data.text import open_text
@@ -19,8 +18,6 @@ from training import profiler
 
 SMALL = [each for each in TINY if each.startswith(("model.", "trainer.acc"))]
 SMALL.append("data.path=book.txt")
-
-
 FAST = ["debug=fast", *SMALL]
 RUN = Path("runs/debug-fast")
 
@@ -32,11 +29,10 @@ def test_fast_goes_through_every_part_and_leaves_one_directory(run_before, train
     assert (ended.status, ended.err) == (0, "")
     assert f"replaces the earlier run in {RUN}\n" in ended.out
     assert re.findall(r"^step (\d)/4  validation loss", ended.out, re.MULTILINE) == ["2", "4"]
-    assert {"best.safetensors", "last.ckpt"} < set(os.listdir(RUN / "checkpoints"))
     assert os.listdir("runs") == [RUN.name]
     assert not [*RUN.glob("left"), *RUN.glob("events.*")]
     said = summary("debug-fast")
-    assert (said["status"], said["debug"], said["val_loss"] > 0) == ("finished", True, True)
+    assert said["status"] == "finished" and said["debug"] is True
     assert read_config(RUN).trainer.detect_anomaly is True
     assert sample("debug-fast", "--num-chars", "5").status == 0
 
@@ -71,7 +67,6 @@ def test_a_run_that_the_user_has_named_is_kept(trained, train, given):
     one_line(train(*SMALL, *given.split(), defaults=False), 2, f"runs/{name} exists")
     assert sorted(Path("runs").rglob("*")) == before
     assert not summary(name).get("debug")
-    assert find(None, "model").parents[1] == Path("runs", name), "the newest run"
 
 
 def test_fast_replaces_no_run_that_another_process_is_training(run_before, train):
@@ -94,18 +89,11 @@ def test_what_is_learned_by_heart_is_what_is_validated(workplace):
     whole, part = (open_text(DataConfig(path="book.txt", overfit=n), 32) for n in (None, 500))
     for split in (part.validation, part.test, part.train[:500]):
         np.testing.assert_array_equal(split, whole.train[:500], strict=True)
-    assert len(part.train) == 500 + 2 * 32
     assert part.characters == {"train": 564, "validation": 500, "test": 500}
-
-
-def test_a_text_to_learn_by_heart_is_longer_than_a_context(train):
-    one_line(train("data.overfit=32"), 2, "data.overfit=32: ", "above model.context=32")
-    assert not Path("runs").exists()
 
 
 @pytest.mark.slow
 def test_profile_records_the_last_steps_without_a_validation(train):
-    steps = 1
     given = (
         "data.batch=8 trainer.precision=32-true trainer.max_steps=2 trainer.val_check_interval=1"
     )
@@ -115,38 +103,35 @@ def test_profile_records_the_last_steps_without_a_validation(train):
     # products in a forward pass of two layers: two of attention, two of the MLP, and the head
     linear = 4 * 2 + 1
     products = [event for event in trace["traceEvents"] if event.get("name") == "aten::linear"]
-    assert len(products) == steps * linear
+    assert len(products) == linear, "of one step"
     (row,) = re.findall(r"^ +aten::mm .* (\d+) *$", ended.out, re.MULTILINE)
-    assert int(row) == 3 * steps * linear, "a product forward and two backward"
+    assert int(row) == 3 * linear, "a product forward and two backward"
 
 
 @pytest.mark.parametrize(("steps", "recorded"), [
-    ({0: 20}, [10, 11, 12]), ({0: 12}, [9, 10, 11]), ({0: 2}, [0, 1]), ({499: 500}, [499]),  # resumed
-    # with minutes
+    ({0: 20}, [10, 11, 12]), ({0: 12}, [9, 10, 11]),
+    # with minutes; the first is resumed
     ({100: -1, 150: 160}, [110, 111, 112]), ({0: -1, 6: 8}, [6, 7]), ({0: -1, 6: 6}, []),
 ])  # fmt: skip
 def test_profile_records_steps_as_fast_as_most(monkeypatch, steps, recorded):
     """`steps` is the number of steps that a run has from a step on (-1: not chosen yet)."""
-    recorder = Mock()
-    said = []
+    recorder, log, deadline, module = Mock(), Mock(), Mock(), Mock()
     monkeypatch.setattr(profiler, "profile", lambda **_: recorder)
-    monkeypatch.setattr(profiler.log, "info", said.append)
+    monkeypatch.setattr(profiler, "log", log)
     start = min(steps)
     trainer = SimpleNamespace(global_step=start, max_steps=steps[start])
-    deadline, module = Mock(), Mock()
     callback = profiler.StepProfiler(Path("trace.json"), deadline)
     callback.on_train_start(trainer, module)
     seen = []
     while trainer.global_step != trainer.max_steps:
         callback.on_train_batch_start(trainer)
-        if recorder.start.called and not recorder.stop.called:
+        if callback.recorder:
             seen.append(trainer.global_step)
         trainer.global_step += 1
         callback.on_train_batch_end(trainer, module)
         trainer.max_steps = steps.get(trainer.global_step, trainer.max_steps)
     callback.on_train_end(trainer, module)
     assert seen == recorded
-    assert recorder.start.call_count == recorder.stop.call_count == bool(recorded)
-    begun = [deadline.begin_timing, module.history.begin_step]
-    assert [timing.call_count for timing in begun] == [bool(recorded)] * 2
-    assert ("nothing" in str(said[0])) == (not recorded)
+    once = recorder.start, recorder.stop, deadline.begin_timing, module.history.begin_step
+    assert {each.call_count for each in once} == {bool(recorded)}
+    assert ("nothing" in str(log.info.call_args)) == (not recorded)

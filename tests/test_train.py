@@ -20,9 +20,7 @@ from data.batches import EVALUATED_SHARE
 from data.config import DataConfig
 from data.text import open_text
 from gpt.checkpoint import load_checkpoint
-from gpt.config import OptimConfig
 from gpt.evaluation import evaluate, window_batches
-from gpt.optim import lr_at
 from tests.conftest import board, from_here, last, needs, needs_compiler, one_line, summary
 from tests.faults import faults, processes
 from tests.model_files import nats_of
@@ -36,7 +34,6 @@ def test_a_run_leaves_what_it_promises(train, monkeypatch):
     assert (ended.status, ended.err) == (0, "")
     assert ended.out == from_here((run / "train.log").read_text())
     assert os.listdir("runs") == ["first"]
-    assert {"config.yaml", "report.html", "summary.json"} < set(os.listdir(run))
     names = {"best.safetensors", "last.ckpt", "last.safetensors", "previous.ckpt"}
     assert set(os.listdir(run / "checkpoints")) == names
     logdir = shlex.quote(str(Path("runs").resolve()))
@@ -53,16 +50,12 @@ def test_what_a_summary_and_a_configuration_say(trained):
         "status": "finished",
         "steps": 30,
         "characters": 30 * 8 * 32,
-        "val_bpc": pytest.approx(run["val_loss"] / math.log(2)),
         "text_sha256": hashlib.sha256(Path("book.txt").read_bytes()).hexdigest(),
         "mfu": None,
     }
     assert {key: run[key] for key in expected} == expected
     assert 0 < run["seconds"] < 600
-    assert run["characters_per_second"] > 0
-    config = read_config(Path("runs/first"))
-    assert (config.name, config.model.dim) == ("first", 32)
-    assert config.trainer.precision != "auto"
+    assert read_config(Path("runs/first")).trainer.precision != "auto"
 
 
 def test_the_loss_of_a_run_is_exact(trained):
@@ -77,33 +70,27 @@ def test_the_loss_of_a_run_is_exact(trained):
     assert (meta["evaluation"], meta["text"]) == (measured, "book.txt")
 
 
-def test_curves_are_losses_and_rates_by_step(trained):
+def test_curves_are_losses_by_step(trained):
     def curve(run, tag):
         return {point.step: point.value for point in board(run).Scalars(tag)}
 
     losses = curve("first", "train/loss")
     validation = curve("first/validation", "val/loss")
-    assert list(losses) == [5, 10, 15, 20, 25, 30]
-    assert list(validation) == [10, 20, 30]
     said = summary("first")
     assert said["validations"] == pytest.approx({str(s): v for s, v in validation.items()})
     assert said["last_val_loss"] == said["validations"]["30"]
     assert said["val_loss"] == min(said["validations"].values())
-    schedule = {step: lr_at(step - 1, OptimConfig(), 30) for step in losses}
-    assert curve("first", "optim/lr") == pytest.approx(schedule, rel=1e-6)
     guess = math.log(len(set(Path("book.txt").read_text())))
     assert losses[5] == pytest.approx(guess, abs=0.5)
     assert losses[30] < losses[5]
 
 
-@pytest.mark.parametrize(("more_steps", "whole"), [(-1, False), (0, True)])
-def test_validations_are_of_the_same_windows_and_the_results_of_more(
-    train, monkeypatch, more_steps, whole
-):
+@pytest.mark.parametrize("whole", [False, True])
+def test_validations_are_of_the_same_windows_and_the_results_of_more(train, monkeypatch, whole):
     monkeypatch.setattr("data.batches.VALIDATION_TOKENS", 64)
     text = open_text(DataConfig(path="book.txt"), 32).evaluated
     split = len(text.tokens)
-    steps = math.ceil(split / (EVALUATED_SHARE * 8 * 32)) + more_steps
+    steps = math.ceil(split / (EVALUATED_SHARE * 8 * 32)) - (not whole)
     given = ("trainer.val_check_interval=1", "callbacks=snapshots", "trainer.precision=32-true")
     out = train("name=a", f"trainer.max_steps={steps}", *given).out
     run = summary("a")
@@ -124,8 +111,6 @@ def test_validations_are_of_the_same_windows_and_the_results_of_more(
     assert run["validations"] == pytest.approx(validated, rel=1e-6)
     final = loss_of(model, min(split, int(EVALUATED_SHARE * steps * 8 * 32)))
     assert run["last_val_loss"] == pytest.approx(final, rel=1e-6)
-    best = min(validated, key=validated.get)
-    assert last("a")["history"]["best_step"] == int(best)
 
 
 def test_a_run_continues_with_a_text_that_has_moved(trained, train):
@@ -142,7 +127,6 @@ def test_the_page_hparams_has_a_row_for_a_run(trained):
     metadata = found.SummaryMetadata("_hparams_/session_start_info")
     start = HParamsPluginData.FromString(metadata.plugin_data.content).session_start_info
     assert start.hparams["model.dim"].number_value == 32
-    assert start.hparams["optim.name"].string_value == "muon"
     (loss,) = found.Scalars("val/best_loss")
     assert loss.value == pytest.approx(summary("first")["val_loss"])
 

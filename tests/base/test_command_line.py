@@ -25,6 +25,8 @@ def os_error(name, file):
         (InputError("no\nsuch file"), 2, "x.py: no such file\n"),
         (RecursionError("maximum recursion depth"), 2, "x.py: a value or a file is nested too deeply\n"),
         (MemoryError(), 2, "x.py: out of memory: too large\n"),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"), 2, "x.py: out of memory: too large\n"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when"), 2, "x.py: out of memory: too large\n"),
         (KeyboardInterrupt(), 130, ""),
         (os_error("EACCES", "runs/x/.lock"), 1, "x.py: runs/x: Permission denied\n"),
         (os_error("ENOSPC", "a/b.st"), 1, "x.py: a/b.st: No space left on "),

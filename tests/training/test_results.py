@@ -18,7 +18,7 @@ BEST = Path("runs/a/checkpoints/best.safetensors")
 
 
 def test_what_samples_copy(train):
-    ended = train("name=a", "watch.sample_length=40", *STEPS)
+    train("name=a", "watch.sample_length=40", *STEPS)
     text, record = open_text(DataConfig(path="book.txt"), 32), summary("a")["copies"]
     model, meta = load_checkpoint("a")
     given, trained = prompts(text), text.train.tolist()
@@ -30,38 +30,32 @@ def test_what_samples_copy(train):
     lengths = copied(given[:1].expand(20, -1))
     measured = {"median": statistics.median(lengths), "longest": max(lengths)}
     assert record == measured | {"samples": 20, "length": 40, "temperature": 0.9}
-    assert ended.out.index("\nsample ") < ended.out.index("\nvalidation loss")
     words = f"median {record['median']:g}, maximum {max(lengths)} of 40 characters (20 samples, temperature 0.9)"
     assert words in Path("runs/a/report.html").read_text("utf-8")
     assert words in card(model, meta, BEST)
 
 
 def test_what_a_run_writes_of_documents(train):
-    Path("names.txt").write_text(
-        "%".join(map("".join, itertools.permutations("ab\ncdef", 3))), encoding="utf-8"
-    )
+    names = map("".join, itertools.permutations("ab\ncdef", 3))
+    Path("names.txt").write_text("%".join(names))
     ended = train(
         "name=a", "data.path=names.txt", "data.documents=%", "watch.sample_length=60", *STEPS
     )
-    assert "names.txt: 210 parts" in ended.out
     model, meta = load_checkpoint("a")
 
     def written(length, seed):
         tokens = generate(model, [0], length, temperature=0.9, seed=seed)[1:]
         text = "".join(meta["vocabulary"]["characters"][token] for token in tokens)
-        assert "\x03" in text
         return text[: text.rindex("\x03")].replace("\x03", "\n\n")
 
-    assert meta["vocabulary"]["characters"][0] == "\x03"
     shown = "\n\n".join(written(60, seed).strip("\n") for seed in (0, 1))
     first, second, *_ = filter(str.strip, shown.splitlines())
     assert f"\n\nsample     {first}\n           {second}\n\nvalidation loss" in ended.out
     step, texts = last("a")["history"]["samples"]["entries"][-1]
     assert step == summary("a")["best_step"] == 12
     assert texts == [[0.9, "", written(60, seed)] for seed in (0, 1)]
-    assert "names.txt: 210 parts, 30 of them repeated; " in Path("runs/a/report.html").read_text(
-        "utf-8"
-    )
+    report = Path("runs/a/report.html").read_text("utf-8")
+    assert "names.txt: 210 parts, 30 of them repeated; " in report
     assert f"```text\n{written(400, 0).strip(chr(10))}\n```" in card(model, meta, BEST)
 
 

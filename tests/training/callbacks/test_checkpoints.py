@@ -8,18 +8,16 @@ from data.config import DataConfig
 from data.text import open_text
 from gpt.checkpoint import load_checkpoint
 from gpt.model_file import read
-from tests.conftest import last, summary
+from tests.conftest import summary
 from tests.model_files import nats_of
-from tests.test_score import figures
 from training.callbacks import checkpoints
 from training.callbacks.checkpoints import Checkpoints
 from training.module import LitGPT
 
-AVERAGED = ["callbacks.ema.share=0.1", "trainer.max_steps=20"]
 FILES = Path("runs/a/checkpoints")
 
 
-def test_the_best_model_stays_that_of_the_lowest_loss(trained, train, score):
+def test_the_best_model_stays_that_of_the_lowest_loss(trained, train):
     best = trained.read_bytes()
     rates = (
         "optim.lr=1 optim.muon_lr=1 optim.cooldown=0 allow=[optim.lr,optim.muon_lr,optim.cooldown]"
@@ -33,9 +31,6 @@ def test_the_best_model_stays_that_of_the_lowest_loss(trained, train, score):
     assert trained.read_bytes() == best
     assert (found["best_step"], found["val_loss"]) == (30, pytest.approx(lowest))
     assert found["last_val_loss"] == pytest.approx(losses[50])
-    said = score("first", "--split", "validation", "--window", "disjoint")
-    (scored,) = figures(said.out + said.err).values()
-    assert scored[0] == pytest.approx(lowest, abs=2e-6)
 
 
 def test_a_run_saves_after_a_minute_and_then_every_five(train, monkeypatch):
@@ -59,21 +54,17 @@ def test_a_run_saves_after_a_minute_and_then_every_five(train, monkeypatch):
     assert saved == [6, 36, 45, 75, 90, 100]
 
 
-@pytest.mark.parametrize("callbacks", ["snapshots", "[snapshots,ema]"])
-def test_each_validation_leaves_what_it_evaluated(callbacks, trained, train, sample):
-    averaged = AVERAGED if "ema" in callbacks else AVERAGED[1:]
+def test_each_validation_leaves_what_it_evaluated(trained, train, sample):
+    averaged = "callbacks=[snapshots,ema] callbacks.ema.share=0.1 trainer.max_steps=20".split()
     # so that there is a validation before the first step, too, which leaves nothing
-    given = ["init_from=first", f"callbacks={callbacks}", *averaged]
-    assert train("name=a", *given).status == 0
+    assert train("name=a", "init_from=first", *averaged).status == 0
     assert sorted(path.stem for path in FILES.glob("step-*")) == ["step-10", "step-20"]
-    history = last("a")["history"]
-    validations = {step: loss for step, loss, _ in history["validations"]["entries"]}
+    validations = summary("a")["validations"]
     tokens = open_text(DataConfig(path="book.txt"), 32).validation
     for step in (10, 20):
         model, meta = load_checkpoint(FILES / f"step-{step}.safetensors")
-        assert (meta["step"], meta["val_loss"]) == (step, validations[step])
-        assert np.mean(nats_of(model, tokens)) == pytest.approx(validations[step], abs=1e-5)
+        assert (meta["step"], meta["val_loss"]) == (step, validations[str(step)])
+        assert np.mean(nats_of(model, tokens)) == pytest.approx(meta["val_loss"], abs=1e-5)
     newest, end = read(FILES / "step-20.safetensors"), read(FILES / "last.safetensors")
-    assert newest.config == end.config
     np.testing.assert_equal(newest.state, end.state)
     assert sample(str(FILES / "step-10.safetensors"), "--num-chars", "5").status == 0

@@ -4,7 +4,6 @@ import re
 import shlex
 import signal
 import time
-from collections.abc import Sized
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +14,7 @@ from base.jobs.run_directory import Run
 from conf.compose import read_config
 from reports.card import repeating
 from reports.history import History
+from tests.conf.test_defaults import compose
 from tests.conftest import assert_same_weights, last, summary
 from tests.faults import faults
 from tests.faults.processes import run
@@ -28,22 +28,19 @@ SECONDS_PER_TOKEN = 0.002  # of a validation
 class Clock:
     """Steps of a pretended run, by a clock of its own; it stands for Lightning's trainer and for the module."""
 
-    def __init__(self, monkeypatch, minutes, cooldown, steps_needed=10**9, evaluated=900):
+    def __init__(self, monkeypatch, minutes=1, cooldown=0.5, steps_needed=10**9, evaluated=900):
         self.now = 0.0
         # the last validation, and the evaluation unless it is the same
-        self.tokens_at_end = 100 + evaluated if evaluated > 100 else 100
+        tokens_at_end = 100 + evaluated if evaluated > 100 else 100
+        self.seconds_at_end = tokens_at_end * SECONDS_PER_TOKEN + END_SECONDS
         # numbers of steps; when they were chosen; the steps of the validations
         self.chosen, self.chosen_at, self.validated = [], [], []
-        trainer = SimpleNamespace(val_check_interval="auto")
-        optim = SimpleNamespace(cooldown=cooldown)
-        self.config = SimpleNamespace(minutes=minutes, optim=optim, trainer=trainer)
+        self.config = compose([f"minutes={minutes}", f"optim.cooldown={cooldown}"])
         self.machine, self.history = Machine("cpu", import_seconds=0.0), History()
-        self.asynchronous = self.should_stop = False
+        self.asynchronous = False
         self.max_steps, self.global_step = -1, 0
         self.lightning_module = self.fit_loop = self.epoch_loop = self
-        self.datamodule = SimpleNamespace(
-            num_validated=100, num_evaluated=lambda steps: evaluated, tokens_per_step=10
-        )
+        self.datamodule = SimpleNamespace(num_validated=100, num_evaluated=lambda steps: evaluated)
         monkeypatch.setattr(deadline, "time", SimpleNamespace(perf_counter=lambda: self.now))
         monkeypatch.setattr(processes, "BEGAN", 0.0)
         monkeypatch.setattr(Deadline, "save", self.save)
@@ -66,46 +63,45 @@ class Clock:
                 self.callback.on_validation_end(self)
                 self.history.add_validation(self.global_step, 1.0, 1.0)
                 self.validated.append(self.global_step)
-        return self.now + self.tokens_at_end * SECONDS_PER_TOKEN + END_SECONDS
+        return self.now + self.seconds_at_end
 
 
 @pytest.mark.parametrize(
     ("cooldown", "evaluated"), [(0.5, 4900), (0.5, 100), (0.2, 900), (0.0, 900)]
 )
 def test_the_steps_are_chosen_once_and_fill_the_time(monkeypatch, cooldown, evaluated):
-    clock = Clock(monkeypatch, 1.0, cooldown, evaluated=evaluated)
+    clock = Clock(monkeypatch, cooldown=cooldown, evaluated=evaluated)
     assert 59 < clock.train(lambda _: 0.1) <= 60.5
     (steps,) = clock.chosen
     assert steps == clock.global_step
     assert clock.chosen_at == [pytest.approx((1 - cooldown) * steps, abs=1)]
-    sizes = [len(value) for value in vars(clock.callback).values() if isinstance(value, Sized)]
-    assert max(sizes) <= 2, "the times of single steps are not kept"
 
 
 @pytest.mark.parametrize("minutes, step_seconds, expected", [
-    (1, 0.1, 12), (10, 0.1, 12), (30, 0.1, 30), (100, 0.1, 40), (1, 0.001, 12), (0.5, 0.1, 6),
+    (1, 0.1, 12), (30, 0.1, 30), (100, 0.1, 40), (1, 0.001, 12), (0.5, 0.1, 6),
 ])  # fmt: skip
 def test_validations_are_as_many_as_five_percent_of_the_time_allows(
     minutes, step_seconds, expected, monkeypatch
 ):
-    clock = Clock(monkeypatch, minutes, 0.5)
+    clock = Clock(monkeypatch, minutes)
     assert clock.train(lambda _: step_seconds) <= 60 * minutes + 0.5
     (steps,) = clock.chosen
     assert abs(len(clock.validated) - expected) <= 2
-    assert 0.2 * len(clock.validated) < 0.06 * 60 * minutes
     assert steps - clock.validated[-1] > 0.7 * (clock.validated[-1] - clock.validated[-2])
     while_rates_fall = [step for step in clock.validated if step > steps / 2]
     assert len(while_rates_fall) == pytest.approx(len(clock.validated) / 2, abs=1)
     assert len({step % while_rates_fall[0] for step in while_rates_fall}) == len(while_rates_fall)
 
 
-@pytest.mark.parametrize(("steps_needed", "steps"), [(400, 400), (10, 2 * TIMED_STEPS + 2)])
-def test_a_run_ends_when_the_text_is_learned_or_with_its_time(monkeypatch, steps_needed, steps):
-    clock = Clock(monkeypatch, 1.0, 0.5, steps_needed)
+@pytest.mark.parametrize(("minutes", "steps_needed", "steps"), [
+    (1, 400, 400), (1, 10, 2 * TIMED_STEPS + 2), (0.01, 10**9, 1),
+])  # fmt: skip
+def test_a_run_ends_when_the_text_is_learned_or_its_time_is_over(
+    monkeypatch, minutes, steps_needed, steps
+):
+    clock = Clock(monkeypatch, minutes, 0.5, steps_needed)
     clock.train(lambda _: 0.1)
     assert clock.chosen == [steps] and clock.global_step == steps
-    most = 0.05 * (steps * 0.1) / 0.2  # five per cent of the time
-    assert len(clock.validated) == pytest.approx(most, abs=3)
 
 
 @pytest.mark.parametrize("begins", [12, 27, 33, 48])
@@ -115,7 +111,7 @@ def test_a_run_ends_when_the_text_is_learned_or_with_its_time(monkeypatch, steps
 def test_a_slower_machine_shortens_a_run_and_a_faster_one_does_not_lengthen_it(
     monkeypatch, begins, before, after, cooldown
 ):
-    clock = Clock(monkeypatch, 1.0, cooldown)
+    clock = Clock(monkeypatch, cooldown=cooldown)
     ended = clock.train(lambda clock: after if clock.now > begins else before)
     assert ended < 60.7
     assert clock.chosen == sorted({*clock.chosen}, reverse=True), "it is only ever shortened"
@@ -127,7 +123,7 @@ def test_a_slower_machine_shortens_a_run_and_a_faster_one_does_not_lengthen_it(
 
 @pytest.mark.parametrize("step", [12, 400])
 def test_a_profile_costs_its_time_and_no_other_steps(monkeypatch, step):
-    clock = Clock(monkeypatch, 1.0, 0.5)
+    clock = Clock(monkeypatch)
 
     def seconds_of(clock):
         if clock.global_step == step:  # the end of a profile
@@ -139,7 +135,7 @@ def test_a_profile_costs_its_time_and_no_other_steps(monkeypatch, step):
 
 
 SMALL = (
-    "model.layers=1 model.dim=32 model.context=32 data.batch=4 model.dropout=0 callbacks=[] logger=none compile=false "
+    "model.layers=1 model.dim=32 model.context=32 data.batch=4 model.dropout=0 logger=none compile=false "
     "optim.lr=0.006 optim.warmup=50 trainer.accelerator=cpu data.path=book.txt watch.pictures=false"
 ).split()
 
@@ -164,12 +160,9 @@ def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(train, monkeyp
     ended = train("name=timed", "minutes=0.2", *SMALL, defaults=False)
     seconds = time.process_time() - started
     assert ended.status == 0 and 9 < seconds < 12, (seconds, ended)
-    config = read_config(Path("runs/timed"))
-    steps = config.trainer.max_steps
-    (said,) = re.findall(
-        r"^minutes    ([\d,]+) steps in all: the learning rate falls from step", ended.out, re.M
-    )
-    assert summary("timed")["steps"] == steps == int(said.replace(",", "")) > 100
+    steps = read_config(Path("runs/timed")).trainer.max_steps
+    assert f"\nminutes    {steps:,} steps in all: the learning rate falls from step" in ended.out
+    assert summary("timed")["steps"] == steps > 100
     assert 3 < ended.out.count("validation loss") < 15, "at equal times"
     assert_as_with_steps(train)
     assert "is finished" in train("resume=timed", defaults=False).out
@@ -177,7 +170,7 @@ def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(train, monkeyp
 
 @pytest.mark.slow
 def test_a_run_that_is_stopped_after_the_choice_keeps_its_steps(train, monkeypatch):
-    monkeypatch.setattr("training.callbacks.deadline.END_SECONDS", 0)
+    monkeypatch.setattr(deadline, "END_SECONDS", 0)
     monkeypatch.setattr(time, "perf_counter", time.process_time)
     choose = Deadline.save
 
@@ -185,22 +178,19 @@ def test_a_run_that_is_stopped_after_the_choice_keeps_its_steps(train, monkeypat
         choose(callback, *given)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Deadline, "save", stopped)
-        assert train("name=timed", "minutes=0.05", *SMALL, defaults=False).status == 143
-    config = read_config(Path("runs/timed"))
-    steps = config.trainer.max_steps
+    monkeypatch.setattr(Deadline, "save", stopped)
+    assert train("name=timed", "minutes=0.05", *SMALL, defaults=False).status == 143
+    steps = read_config(Path("runs/timed")).trainer.max_steps
     assert last("timed")["global_step"] < steps
     assert train("resume=timed", defaults=False).status == 0
-    assert summary("timed")["steps"] == read_config(Path("runs/timed")).trainer.max_steps == steps
+    assert summary("timed")["steps"] == steps
     assert_as_with_steps(train)
 
 
 @pytest.mark.slow
 def test_a_callback_may_end_a_run_before_the_choice(train):
     stopping = "callbacks=early_stopping callbacks.early_stopping.patience=1 callbacks.early_stopping.min_delta=100"
-    small = [each for each in SMALL if not each.startswith("callbacks")]
-    ended = train("name=a", "minutes=0.5", *small, *stopping.split(), defaults=False)
+    ended = train("name=a", "minutes=0.5", *SMALL, *stopping.split(), defaults=False)
     assert ended.status == 0, ended
     trainer = read_config(Path("runs/a")).trainer
     steps = trainer.max_steps
@@ -208,9 +198,8 @@ def test_a_callback_may_end_a_run_before_the_choice(train):
     assert run["status"] == "finished" and run["steps"] == steps
     assert len(run["validations"]) == math.ceil(steps / trainer.val_check_interval) == 2
     report = Path("runs/a/report.html").read_text()
-    assert f"trainer.max_steps={steps} " in report
     assert f"trainer.val_check_interval={trainer.val_check_interval} " in report
-    assert any("before its learning rate fell" in note for note in run["notes"])
+    assert "before its learning rate fell" in report
     finished = train("resume=a", defaults=False).out
     (printed,) = re.findall("is finished: .*; (.*) continues it", finished)
     _, _, *arguments = shlex.split(printed)
@@ -222,9 +211,8 @@ def test_a_callback_may_end_a_run_before_the_choice(train):
 def test_a_run_that_is_killed_before_the_choice_has_the_time_that_is_left(train, workplace):
     # a short one needs less than the time
     Path("long.txt").write_text(26 * Path("book.txt").read_text())
-    often = "trainer.checkpoint_minutes=1e-6"
-    given = ["name=cut", "minutes=0.5", *SMALL, often, "data.path=long.txt"]
-    killed = run(*given, fault=(faults.before_rename, 12, "last.ckpt"))
+    given = "name=cut minutes=0.5 data.path=long.txt trainer.checkpoint_minutes=1e-6".split()
+    killed = run(*SMALL, *given, fault=(faults.before_rename, 12, "last.ckpt"))
     assert killed.status < 0 and read_config(Path("runs/cut")).trainer.max_steps == "auto"
     started = time.monotonic()
     ended = train("resume=cut", defaults=False)

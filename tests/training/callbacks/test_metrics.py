@@ -1,10 +1,11 @@
 import math
 import re
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-import torch
 
 from base import processes
 from conf.compose import read_config
@@ -35,23 +36,21 @@ GROUPS = {
 }  # fmt: skip
 
 
-def is_due(full, step, every):
+def is_due(name, step, every):
     """Whether step s = `step` - 1 updates block i: s % every = i % every, as in docs/model.md."""
-    block = re.search(r"blocks\.(\d+)\.(attention|mlp)\.", full)
+    block = re.search(r"blocks\.(\d+)\.(attention|mlp)\.", name)
     return not block or int(block[1]) % every == (step - 1) % every
 
 
 def moved(older, newer, step, every):
     """||after - before|| / ||before|| of a step by group, of the blocks that Muon updates in it."""
-    sums = {}
-    for full in (full for full in older if is_due(full, step, every)):
-        name = full.removeprefix("net.")
+    moves, sizes = Counter(), Counter()  # sums of squares
+    for name in (name for name in older if is_due(name, step, every)):
         (group,) = [group for group, names in GROUPS.items() if re.fullmatch(names, name)]
-        before, after = older[full].double(), newer[full].double()
-        sums.setdefault(group, [0.0, 0.0])
-        sums[group][0] += float((after - before).square().sum())
-        sums[group][1] += float(before.square().sum())
-    return {group: math.sqrt(move / size) for group, (move, size) in sums.items()}
+        before = older[name].astype(float)
+        moves[group] += np.square(newer[name] - before).sum()
+        sizes[group] += np.square(before).sum()
+    return {group: math.sqrt(moves[group] / size) for group, size in sizes.items()}
 
 
 MUON = "model.layers={} optim.muon_every={}"
@@ -69,8 +68,7 @@ def test_the_logged_updates_are_those_of_the_weights(train, recipe, every, log_e
     assert train("name=a", *recipe.split(), *steps, *watched).status == 0
     weights = {}
     for step in range(1, 9):
-        state = read(Path(f"runs/a/checkpoints/step-{step}.safetensors")).state
-        weights[step] = {f"net.{name}": torch.from_numpy(weight) for name, weight in state.items()}
+        weights[step] = read(Path(f"runs/a/checkpoints/step-{step}.safetensors")).state
     expected = {group: {} for group in GROUPS}
     for step in measured:
         for group, ratio in moved(weights[step - 1], weights[step], step, every).items():
@@ -92,9 +90,6 @@ def test_a_run_that_goes_on_has_one_history_and_the_rates_of_its_new_length(trai
     optim = read_config(Path("runs/first")).optim
     rates = {step: learning_rate(step - 1, 30 if step <= 30 else 40, optim) for step in steps}
     assert scalars("first", "optim/lr") == pytest.approx(rates, rel=1e-6)
-    groups = last("first")["optimizer_states"][0]["param_groups"]
-    used = {group["lr"] for group in groups if not group["muon"]}
-    assert [*used] == [pytest.approx(rates[40])]
 
 
 def test_speed_mfu_and_memory(train, monkeypatch):
@@ -115,9 +110,8 @@ def test_speed_mfu_and_memory(train, monkeypatch):
     monkeypatch.setattr(LitGPT, "validation_step", slow_validation)
     monkeypatch.setattr("training.callbacks.metrics.peak_flops", lambda *_: 1e9)
     Path("book.txt").write_text("äbc " * 5000, "utf-8")  # five bytes for four characters
-    before = processes.max_memory()
     assert train("name=a", "data.tokenizer=byte").status == 0
-    after = processes.max_memory()
+    gibibytes = processes.max_memory() / 2**30
     tokens_per_second = 8 * 32 / 0.5
     model, _ = load_checkpoint("a")
     mfu = tokens_per_second * model.flops_per_token() / 1e9
@@ -127,5 +121,4 @@ def test_speed_mfu_and_memory(train, monkeypatch):
     assert scalars("a", "perf/mfu") == dict.fromkeys(logged, pytest.approx(mfu))
     assert summary("a")["characters_per_second"] == pytest.approx(tokens_per_second)
     assert summary("a")["mfu"] == pytest.approx(mfu)
-    for gibibytes in scalars("a", "perf/memory_gib").values():
-        assert before * 0.999 <= gibibytes * 2**30 <= after * 1.001
+    assert scalars("a", "perf/memory_gib")[30] == pytest.approx(gibibytes, rel=0.2)

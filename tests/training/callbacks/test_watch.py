@@ -2,13 +2,10 @@ import html
 import re
 import signal
 import warnings
-from io import BytesIO
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from gpt.checkpoint import load_checkpoint
 from gpt.inference.generate import generate
@@ -41,10 +38,6 @@ def test_pictures_come_once_a_validation_and_change_nothing(workplace):
     whole = images("whole")
     assert sorted(whole) == sorted((tag, step) for tag in TAGS for step in (10, 20))
     assert images("unwatched") == {}
-    for png in whole.values():
-        with Image.open(BytesIO(png)) as picture:
-            assert picture.format == "PNG" and picture.size[0] == 720
-            assert len(np.unique(np.asarray(picture.convert("L")))) > 10
     assert len(set(whole.values())) == len(whole), "each is another"
     # Killed when the pictures of step 20 are written, but not the checkpoint.
     assert run("name=cut", *WATCHED, fault=(faults.in_write, 2, 50_000)).status == -signal.SIGKILL
@@ -53,7 +46,6 @@ def test_pictures_come_once_a_validation_and_change_nothing(workplace):
     assert images("cut") == whole
     ours, theirs = (last(name)["history"]["samples"] for name in ("whole", "cut"))
     assert_same(ours, theirs, "samples")
-    assert [step for step, _ in ours["entries"]] == [10, 20]
     assert_same_weights("unwatched", "whole")
 
 

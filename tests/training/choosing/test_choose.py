@@ -27,17 +27,16 @@ def test_what_a_long_text_gets():
     trainer = config.trainer
     assert (trainer.max_steps, trainer.val_check_interval, trainer.devices) == (1500, 300, "auto")
     assert "auto" not in (trainer.precision, config.compile, config.threads)
-    assert "as configured" not in choice.machine
-    again = choose(config, a_text(SHORT_TEXT), CPU)
-    assert (again.config, again.notes) == (config, []), "what is chosen stays"
-    assert "as configured" in again.machine and again.why_compiled == "as configured"
+    assert choose(config, a_text(SHORT_TEXT), CPU).config == config, "what is chosen stays"
 
 
 STOPPING = ["early_stopping"]
 SET = "trainer.max_steps=900 model.dropout=0 trainer.val_check_interval=30 callbacks=[]"
+
+
 # Training characters and arguments; steps, dropout, steps between validations, callbacks.
-SHORT = [
-    (16_282, "", 230, 0.2, 20, STOPPING), (16_282, "model.heads=4", 230, 0.2, 20, STOPPING),
+@pytest.mark.parametrize("row", [
+    (16_282, "", 230, 0.2, 20, STOPPING),
     (16_282, SET, 900, 0, 30, []), (16_282, "trainer.max_steps=900", 900, 0.2, 22, []),
     (16_282, "callbacks=ema", 230, 0.2, 20, ["ema"]),
     (16_282, "model.dim=16 model.layers=1", 230, 0, 20, STOPPING),  # too small to memorise
@@ -45,10 +44,7 @@ SHORT = [
     (300, "data.overfit=300", 1500, 0, 300, []),
     (68_000, "", 470, 0.2, 40, STOPPING),
     (136_000, "", 670, 0.1, 56, STOPPING), (138_000, "", 670, 0, 56, STOPPING),  # fewer than ten epochs
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("row", SHORT, ids=lambda row: "{:,} {}".format(*row))
+])  # fmt: skip
 def test_what_a_short_text_gets(row):
     tokens, arguments, *expected = row
     config = chosen(tokens, *arguments.split()).config
@@ -66,14 +62,6 @@ def test_all_ranks_choose_alike():
     given = ("trainer.devices=2", "trainer.max_steps=4000", "trainer.precision=32-true")
     first, second = (chosen(10**9, *given, machine=machine) for machine in machines)
     assert first == second
-
-
-def test_a_time_that_is_over_still_trains_a_smaller_model(train):
-    given = "name=short minutes=0.01 data.path=book.txt data.batch=4 compile=false trainer.accelerator=cpu"
-    ended = train(*given.split(), "watch.pictures=false", defaults=False)
-    assert ended.status == 0, ended
-    assert summary("short")["steps"] == 1 and "learn next to nothing; allow more time" in ended.out
-    assert read_config(Path("runs/short")).model.dim == 64
 
 
 @pytest.mark.promise
