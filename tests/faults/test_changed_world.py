@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from tests.conftest import last, one_line
 from tests.faults.processes import run
@@ -34,7 +33,6 @@ def test_what_is_typed_otherwise(stopped):
         r"world_size=2 \(the run has 1\)",
         "allow=",
     )
-    refused(stopped("callbacks=ema"), r"callbacks=.*ema.* \(the run has {}\)", "allow=")
     typed = ("model.dropout=0.2", "data.split=[0.8,0.1,0.1]")
     listed = r"dropout=0.2 \(the run has 0.0\), data.split=\[0.8,0.1,0.1\] \(the run has \[0.9,0.05,0.05\]\)"
     ended = stopped(*typed)
@@ -79,18 +77,14 @@ def test_another_text_or_vocabulary(stopped, prose):
 def test_another_machine(stopped, monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.99.0+other")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "NEON")
-    ended = stopped("threads=2")
-    refused(
-        ended, r"torch=2.99.0\+other \(the run has 2\.\d+\.\d+", r"device=cpu with NEON.* \(the run has cpu with ",
-        r"threads=2 \(the run has 1\)", r"allow=\[threads,torch,device\]",
-    )  # fmt: skip
-    refused(
-        stopped("threads=2", "allow=[torch,threads]"), "device=", r"allow=\[threads,torch,device\]"
-    )
+    ended = stopped("threads=2", "allow=[torch,threads]")
+    device = r"device=cpu with NEON.* \(the run has cpu with "
+    refused(ended, device, r"allow=\[threads,torch,device\]")
     ended = stopped("threads=2", "allow=[threads,torch,device]")
     torch.set_num_threads(1)  # as it was
     assert (
-        ended.status == 0 and "continues with threads=2 (the run has 1), torch=2.99.0" in ended.out
+        ended.status == 0
+        and "threads=2 (the run has 1), torch=2.99.0+other (the run has 2." in ended.out
     )
     # From here on the run is that machine's.
     assert last("first")["conditions"]["torch"] == "2.99.0+other"
@@ -98,6 +92,5 @@ def test_another_machine(stopped, monkeypatch):
 
 def test_a_configuration_that_was_edited(stopped):
     path = Path("runs/first/config.yaml")
-    config = yaml.safe_load(path.read_text())
-    path.write_text(yaml.safe_dump(config | {"seed": 7}))
+    path.write_text(path.read_text().replace("seed: 0", "seed: 7"))
     refused(stopped(), r"seed=7 \(the run has 0\)")

@@ -88,6 +88,4 @@ def test_hosts_that_see_different_files_are_told(workplace):
         "train.py: text: rank 1 on " in said
         and "all machines must see the same text and the same runs/" in said
     )
-    assert not list(Path("runs/many/checkpoints").glob("*")) and not list(
-        Path("b").glob("runs/*/checkpoints/*")
-    )
+    assert not list(Path().glob("**/checkpoints/*"))

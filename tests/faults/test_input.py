@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, TINY, one_line
-from tests.stores import make
 
 WRONG = {  # what is typed, and what is said of it
     # a value that its key does not accept: of another type, not a number, out of range, not one of
@@ -51,22 +50,17 @@ WRONG = {  # what is typed, and what is said of it
     "optim.min_lr=1": "at most optim.lr", "optim.betas=[0.9]": "must be two numbers",
     ("minutes=1", "trainer.max_steps=5"): "minutes=1: ", ("minutes=1", "optim=nanogpt"): "needs optim.schedule=",
     "trainer.devices=0": "trainer.devices=0",
-    "trainer.devices=3": "data.batch=8: must be a multiple of 3", "trainer.devices=[0]": "a list is for GPUs",
-    ("trainer.devices=3", "trainer.accelerator=gpu"): "this machine has none",
+    "trainer.devices=3": "data.batch=8: must be a multiple of 3",
     "workers=2": "workers: only works with -m",
     "allow=seed": "allow=seed: must be a list of texts, such as 'allow=[seed]'",
     "allow=[seed]": "only works with resume=",
     ("model.dim=131072", "model.heads=1024"): "lower model.dim=131072, model.layers=2 or",
     # texts, names and runs; more in tests/data/ and tests/base/jobs/
-"data.path=": "data.path=",
-    "data.path=ascii16.txt": "ascii16.txt: is not plain text; save it as plain text",
-    ("data.path=half.txt", "data.encoding=utf-16"): "one damaged place in text that is otherwise utf-16",
-    "data.path=many": "many: ",
-    "model.context=30000": "model.context=30000", "data.cache_dir=book.txt": "data.cache_dir",
+    "data.path=": "data.path=",
     "name=a\nb": "or SWEEP/TRIAL", f"name={'x' * 300}": "name=", "resume=": "resume=",
     ("callbacks=[early_stopping]", "callbacks.early_stopping.monitor=val_loss"): "one of val/loss, val/bpc, val/bpb",
     ("callbacks=[early_stopping]", "callbacks.early_stopping.patience=-1"): "auto or a whole number, at least 0",
-    "resume=auto": "no unfinished run", "resume=book.txt": "is not a run that can continue",
+    "resume=book.txt": "is not a run that can continue",
     # sweeps
     "-m resume=runs/first seed=1,2": "resume=runs/first: to continue a sweep, repeat its command",
     "-m seed=range(0,1000000)": "must have 1 to 10,000 values",
@@ -86,10 +80,6 @@ WRONG = {  # what is typed, and what is said of it
 @pytest.mark.promise
 @pytest.mark.parametrize(("typed", "said"), WRONG.items(), ids=lambda part: ascii(part)[:60])
 def test_wrong_words(train, trained, typed, said):
-    Path("ascii16.txt").write_bytes(("Zeile fuer Zeile\n" * 500).encode("utf-16-be"))
-    Path("half.txt").write_bytes(("Zeile\n" * 500).encode("utf-16") + b"\x00\xd8x\x00")
-    texts = {f"{number}.txt": "one\n" for number in range(40)}
-    make(Path("many"), texts | {"0.txt": "a long text\n" * 500})
     before = set(os.listdir()) - {"cache"}, set(Path("runs").rglob("*"))
     if not isinstance(typed, tuple):
         typed = typed.split() if typed.startswith("-m ") else [typed]
@@ -103,14 +93,16 @@ def test_commands_have_one_version(sample, train):
     assert sample("--version").out == train("--version").out != ""
 
 
-@pytest.mark.parametrize(("variable", "value", "said"), [
-    ("RANK", "abc", "whole number"), ("LOCAL_RANK", "", "whole number"),
-    ("RANK", "1", "without LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; unset it, or start with"),
-    ("OMP_NUM_THREADS", "0", "whole number"),
-])  # fmt: skip
-def test_variables_that_cannot_be(train, monkeypatch, variable, value, said):
-    monkeypatch.setenv(variable, value)
-    one_line(train(), 2, f"{variable}={value}: ", said)
+VARIABLES = {
+    "RANK=abc": "whole number", "LOCAL_RANK=": "whole number", "OMP_NUM_THREADS=0": "whole number",
+    "RANK=1": "without LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; unset it, or start with",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_variables_that_cannot_be(train, monkeypatch, variable):
+    monkeypatch.setenv(*variable.split("="))
+    one_line(train(), 2, f"{variable}: ", VARIABLES[variable])
 
 
 @pytest.mark.slow
