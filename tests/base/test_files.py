@@ -62,10 +62,8 @@ def test_a_folder_is_made_once(tmp_path):
 
 def test_contents_reach_the_disk_before_the_name_does(tmp_path, monkeypatch):
     events = []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(
-        os, "fsync", lambda handle: (events.append(os.fstat(handle).st_ino), fsync(handle))
-    )
+    replace = os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: events.append(os.fstat(handle).st_ino))
     monkeypatch.setattr(os, "replace", lambda *given: (events.append("renamed"), replace(*given)))
     write_folder(tmp_path / "folder", "text")
     written = {

@@ -97,12 +97,6 @@ def test_text_is_taken_as_it_is(tmp_path, value):
     assert replace(read, logger=config.logger) == config
 
 
-def test_compile_may_be_a_truth_value_but_not_null():
-    assert Config(compile=True).compile == "true"
-    with pytest.raises(ValueError, match="^compile=null: .*auto, true, false"):
-        Config(compile=None)
-
-
 def test_a_text_for_validation_may_go_with_a_preset_that_has_a_split():
     (config,) = composed("data=shakespeare", "data.validation=mine.txt")
     assert config.data.validation == "mine.txt"

@@ -30,7 +30,6 @@ import train as train_script
 from base import processes
 from base.jobs import run_lock
 from tests.conftest import ROOT, TINY, Ended, board, from_here, less_progress, tiny
-from tests.faults import faults
 from training import results
 from training.callbacks import watch
 
@@ -127,12 +126,9 @@ def run(*arguments, **options):
     return Process(*arguments, **options).wait()
 
 
-def run_ranks(count, *arguments, fault=(), **options):
-    """Run `train.py` as so many processes; a fault may be given for one of them, as {rank: fault}."""
-    if isinstance(fault, dict):
-        ((rank, of_rank),) = fault.items()
-        fault = (faults.in_rank, rank, *of_rank)
-    return Process(*arguments, f"trainer.devices={count}", fault=fault, **options).ends()
+def run_ranks(count, *arguments, **options):
+    """Run `train.py` as so many processes; `faults.in_rank` is a fault of one of them."""
+    return Process(*arguments, f"trainer.devices={count}", **options).ends()
 
 
 class ForkingPopen(subprocess.Popen):

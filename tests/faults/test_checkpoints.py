@@ -122,7 +122,7 @@ def test_a_full_disk(whole, workplace):
 
 
 def test_the_second_in_one_run_directory_is_refused(killed, whole):
-    first = Process(*RESUMED, fault=(faults.wait_for_file, 22, "never"))
+    first = Process(*RESUMED, fault=(faults.wait_at, 22))
     wait_for(Path("waiting").exists)
     before = contents_of(killed / "checkpoints")
     for command, said in {

@@ -11,6 +11,7 @@ WRONG = {  # what is typed, and what is said of it
     # a value that its key does not accept: of another type, not a number, out of range, not one of
     # the choices
     "model.heads=0": "model.heads=0: must be", "model.heads=1.5": "model.heads=1.5: must be", "seed=null": "seed=null:",
+    "compile=null": "auto, true, false",
     "seed=[1]": "seed=[1]: must be", "optim.lr=nan": "optim.lr=nan: must be", "optim.lr=1e999": "optim.lr",
     "data.split=[1,two]": "data.split", "data.split=[1,0,0]": "the first two above 0",
     "model.norm=nonsense": "model.norm=nonsense: must be", "logger={a:1}": "logger",

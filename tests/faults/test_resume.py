@@ -74,7 +74,7 @@ POINTS = {
         2,
         "last.ckpt",
     ),
-    "before the evaluation": (MUON, faults.before_call, "write_results"),
+    "before the evaluation": (MUON, faults.before_results),
     "with the last model not yet named": (MUON, faults.before_rename, 1, "last.safetensors"),
     "with AdamW": (ADAMW, faults.at_step, 13),
     "with averages": (EMA, faults.in_write, 2, 9999),
@@ -135,9 +135,8 @@ def test_checkpoints_by_time_change_nothing(whole, workplace):
 
 def test_ranks_agree_on_checkpoints_by_time(workplace):
     """Saved by both, although the clock of one says that none is due."""
-    ended = run_ranks(
-        2, "name=cut", *TWO, "trainer.checkpoint_minutes=1e-6", fault={0: (faults.never_due,)}
-    )
+    often = "trainer.checkpoint_minutes=1e-6"
+    ended = run_ranks(2, "name=cut", *TWO, often, fault=(faults.in_rank, 0, faults.never_due))
     assert ended.status == 0, ended
     assert steps_of(CUT) == [29, 30]
 

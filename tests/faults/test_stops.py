@@ -40,7 +40,7 @@ def test_a_stop_finishes_the_step_and_saves(number, step, whole, workplace):
 
 @pytest.mark.parametrize(("fault", "said"), [
     ((faults.signal_in_validation, 3, signal.SIGTERM), " after step 30"),
-    ((faults.before_call, "write_results", signal.SIGTERM), "; the newest checkpoint is"),
+    ((faults.before_results, signal.SIGTERM), "; the newest checkpoint is"),
 ])  # fmt: skip
 def test_a_stop_in_the_last_validation_or_evaluation(fault, said, whole, workplace):
     ended = run("name=cut", *MUON, fault=fault)
