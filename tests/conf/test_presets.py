@@ -14,15 +14,13 @@ from tests.conftest import needs, one_line, summary
 from tests.stores import make
 from training.choosing.choose import with_constants
 
-FILES = sorted(file.relative_to(CONF).with_suffix("").as_posix() for file in CONF.rglob("*.yaml"))
-
-
-GROUPED = [file for file in FILES if "/" in file and "hparams_search" not in file]
+FILES = sorted(file.relative_to(CONF).with_suffix("").as_posix() for file in CONF.glob("*/*.yaml"))
+CHOSEN = [file for file in FILES if "hparams_search" not in file]
 SIZED = "model/(?!auto)|experiment/(enwik8|stdlib_gpu)"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", GROUPED)
+@pytest.mark.parametrize("file", CHOSEN)
 def test_every_file_can_be_chosen_and_says_how_large_its_model_is(file):
     config = with_constants(compose([file.replace("/", "=")]), precision="32-true", threads=1)
     if not re.match(SIZED, file):
@@ -90,10 +88,10 @@ WRONG = [  # a preset, its content, and what is said of it
 
 @pytest.mark.parametrize(("chosen", "content", "said"), WRONG)
 def test_a_wrong_preset_is_one_line(chain, train, chosen, content, said):
-    group, _, name = chosen.partition("=")
-    if group == "hparams_search":
+    file = chosen.replace("=", "/")
+    if "hparams_search" in file:
         needs("optuna", extra="search")
-    make(Path("own"), {f"{group}/{name}.yaml": content})
+    make(Path("own"), {f"{file}.yaml": content})
     one_line(train(chain, chosen, defaults=False), 2, said)
 
 

@@ -25,11 +25,8 @@ def refused(ended, *listed):
 def test_what_is_typed_otherwise(stopped):
     before = contents_of(Path("runs"))
     # Ranks are processes of their own, whose words this process does not hear.
-    refused(
-        run("resume=runs/first", "trainer.devices=2", defaults=False),
-        r"world_size=2 \(the run has 1\)",
-        "allow=",
-    )
+    ended = run("resume=runs/first", "trainer.devices=2", defaults=False)
+    refused(ended, r"world_size=2 \(the run has 1\)", "allow=")
     typed = ("model.dropout=0.2", "data.split=[0.8,0.1,0.1]")
     listed = r"dropout=0.2 \(the run has 0.0\), data.split=\[0.8,0.1,0.1\] \(the run has \[0.9,0.05,0.05\]\)"
     ended = stopped(*typed)

@@ -23,7 +23,7 @@ WRONG = {  # what is typed, and what is said of it
     "data.path=a${.txt": "data.path: ", "": "must be key=value",
     ("--data.path", "book.txt"): "nearest: data.path",
     ("data.path", "=", "x"): "without spaces around =",
-    ("model.heads=", "8"): "model.heads=: must be key=value, without spaces around =", "0.5": "such as model.heads=8\n",
+    "0.5": "such as model.heads=8\n",
     "mine/whole.yaml": "--config-dir=FOLDER experiment=NAME",
     "book.txt": "to train on a text: data.path=book.txt", ("--config-name", "x"): "--config-name: no such flag",
     f"data.path={'x' * 300}": f"data.path={'x' * 300}: ",
@@ -44,7 +44,7 @@ WRONG = {  # what is typed, and what is said of it
     "callbacks.ema=3": "must be the option of a preset", "seed={a: true}": "seed={a:true}: must be a whole number",
     "+trainer.strategy=ddp": "is not accepted; use trainer.devices", "+trainer.min_steps=0": "at least 1, or null",
     "trainer.more.inference_mode=3": "trainer.more.inference_mode=3: must be true or false, or null",
-    **{f"name={name}": "name=" for name in ("a/", "../a", ".hidden", "a\\b")},
+    "name=a/": "name=", "name=../a": "name=", "name=.hidden": "name=",
     "data.path=book.txt,book.txt": "'data.path=[book.txt,book.txt]'",
     # contradictory
     "data.micro_batch=3": "must divide data.batch=8",
@@ -70,7 +70,7 @@ WRONG = {  # what is typed, and what is said of it
     "-m seed=1,2 name=a/b": "must not contain a slash",
     "-m seed=1,2 init_from=nothing": "nothing: no such model, nor a run in /",
     "-m init_from=first model.dim=32,64": "cannot change model.dim=64 (the model has 32)",
-    "-m seed=1,2 debug=fast": "debug: only works for one run", "-m seed=range(4,4)": "must have 1 to",
+    "-m seed=1,2 debug=fast": "debug: only works for one run",
     "-m seed=1,2 workers=1,2": "workers: must have one value", "-m --cfg job": "-m: needs several values of a key",
     "-m optim.lr=interval(0.1,1)": "optim.lr=interval(0.1,1): write optim.lr=a,b,c",
     "-m hparams_search=default": "hparams_search=: cannot be combined with -m",
@@ -138,10 +138,9 @@ def test_a_file_name_that_is_not_utf8_works(train, score, sample, export):
     assert not [page for page in pages if "\\udce9" in page.read_text("utf-8")]
 
 
-@pytest.mark.parametrize("given", [(), ("-m", "seed=1,2")], ids=" ".join)
-def test_a_directory_of_runs_that_cannot_be_made_is_found_before_the_text_is_encoded(train, given):
+def test_a_directory_of_runs_that_cannot_be_made_is_found_before_the_text_is_encoded(train):
     Path("runs").touch()
-    one_line(train(*given), 2, "runs/", "cannot be created: ", "Not a directory")
+    one_line(train(), 2, "runs/", "cannot be created: ", "Not a directory")
     assert not Path("cache").exists()
 
 
