@@ -81,8 +81,10 @@ def test_cfg_shows_the_overrides_of_each_trial(train):
     assert (ended.status, ended.out.splitlines(), ended.err) == (0, lines, "")
 
 
-TEXTS = ["it's (1).txt", "a,b=c.txt", "[x].txt", "${oc.env:HOME}", '"q"', "~/a b"]
-TEXTS += ["123", "3e-3", "1_0", "inf", "012", "yes"]
+TEXTS = [
+    "it's (1).txt", "a,b=c.txt", "[x].txt", "${oc.env:HOME}", '"q"', "~/a b",
+    "123", "3e-3", "1_0", "inf", "012", "yes",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", TEXTS)

