@@ -12,7 +12,7 @@ from conf.help import usage
 from conf.keys import KEYS, groups
 from conf.schema import MORE, Config, TrainerConfig, to_dict, to_yaml
 from tests.conf.test_defaults import composed
-from tests.conftest import refusal
+from tests.conftest import one_line, refusal
 
 
 def refused(*typed):
@@ -79,6 +79,7 @@ def test_cfg_shows_the_overrides_of_each_trial(train):
     ended = train("-m", *typed, "-c", "job", defaults=False)
     lines = [f"seed={seed} 'data.path=a b.txt' init_from=x" for seed in (1, 2)]
     assert (ended.status, ended.out.splitlines(), ended.err) == (0, lines, "")
+    one_line(train("-m", "-c", "job", defaults=False), 2, "-m: needs several values of a key")
 
 
 TEXTS = [

@@ -12,8 +12,8 @@ WRONG = {  # what is typed, and what is said of it
     # the choices
     "model.heads=0": "model.heads=0: must be", "model.heads=1.5": "model.heads=1.5: must be", "seed=null": "seed=null:",
     "compile=null": "auto, true, false",
-    "seed=[1]": "seed=[1]: must be", "optim.lr=nan": "optim.lr=nan: must be", "optim.lr=1e999": "optim.lr",
-    "data.split=[1,two]": "data.split", "data.split=[1,0,0]": "the first two above 0",
+    "seed=[1]": "seed=[1]: must be", "optim.lr=nan": "optim.lr=nan: must be",
+    "data.split=[1,0,0]": "the first two above 0",
     "model.norm=nonsense": "model.norm=nonsense: must be", "logger={a:1}": "logger",
     "--multirum": "--multirum: no such flag; nearest: --multirun; must be key=value or one of",
     # no key=value, or not as Hydra means it; the nearest right names: tests/conf/test_overrides.py
@@ -71,7 +71,7 @@ WRONG = {  # what is typed, and what is said of it
     "-m seed=1,2 init_from=nothing": "nothing: no such model, nor a run in /",
     "-m init_from=first model.dim=32,64": "cannot change model.dim=64 (the model has 32)",
     "-m seed=1,2 debug=fast": "debug: only works for one run",
-    "-m seed=1,2 workers=1,2": "workers: must have one value", "-m --cfg job": "-m: needs several values of a key",
+    "-m seed=1,2 workers=1,2": "workers: must have one value",
     "-m optim.lr=interval(0.1,1)": "optim.lr=interval(0.1,1): write optim.lr=a,b,c",
     "-m hparams_search=default": "hparams_search=: cannot be combined with -m",
     "-m seed=range(0,1000) model.heads=range(0,1000)": "1,000,000 combinations",
@@ -88,10 +88,6 @@ def test_wrong_words(train, trained, typed, said):
     one_line(ended, 2, said)
     assert ended.out == ""
     assert (set(os.listdir()) - {"cache"}, set(Path("runs").rglob("*"))) == before
-
-
-def test_commands_have_one_version(sample, train):
-    assert sample("--version").out == train("--version").out != ""
 
 
 VARIABLES = {

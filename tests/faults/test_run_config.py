@@ -41,7 +41,7 @@ def test_what_is_no_configuration(train, text, said):
     group = text.partition(":")[0]
     plugins = config.pop(group) if group in ("logger", "callbacks") else None
     RUN.write_text(text if plugins is None else f"{yaml.safe_dump(config)}{text}\n")
-    words = [str(RUN), "init_from=runs/first starts from"] if plugins is None else []
+    words = [str(RUN)] if plugins is None else []
     one_line(train(*RESUME, defaults=False), 2, said, *words)
     assert not Path("got-in").exists()
 
