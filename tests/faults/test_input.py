@@ -90,6 +90,10 @@ def test_wrong_words(train, trained, typed, said):
     assert (set(os.listdir()) - {"cache"}, set(Path("runs").rglob("*"))) == before
 
 
+def test_commands_have_one_version(sample, train):
+    assert sample("--version").out == train("--version").out != ""
+
+
 VARIABLES = {
     "RANK=abc": "whole number", "LOCAL_RANK=": "whole number", "OMP_NUM_THREADS=0": "whole number",
     "RANK=1": "without LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; unset it, or start with",
