@@ -10,11 +10,11 @@ from tests.conftest import ROOT, TINY, one_line
 WRONG = {  # what is typed, and what is said of it
     # a value that its key does not accept: of another type, not a number, out of range, not one of
     # the choices
-    "model.heads=0": "model.heads=0: must be", "model.heads=1.5": "model.heads=1.5: must be", "seed=null": "seed=null:",
+    "model.heads=0": "model.heads=0: must be", "seed=null": "seed=null:",
     "compile=null": "auto, true, false",
     "seed=[1]": "seed=[1]: must be", "optim.lr=nan": "optim.lr=nan: must be",
     "data.split=[1,0,0]": "the first two above 0",
-    "model.norm=nonsense": "model.norm=nonsense: must be", "logger={a:1}": "logger",
+    "model.norm=nonsense": "model.norm=nonsense: must be",
     "--multirum": "--multirum: no such flag; nearest: --multirun; must be key=value or one of",
     # no key=value, or not as Hydra means it; the nearest right names: tests/conf/test_overrides.py
     "~model.heads": "must be key=value", "model@trainer=small": "no such key",
