@@ -207,7 +207,7 @@ def test_resume_auto_skips_a_run_that_has_diverged(train):
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_leaves_at_once(workplace):
-    process = processes.Process("name=a", fault=(faults.wait_for_file, 5, "never"))
+    process = processes.Process("name=a", fault=(faults.wait_at, 5))
     processes.wait_for(Path("waiting").exists)
     process.signal(signal.SIGINT)
     time.sleep(1)

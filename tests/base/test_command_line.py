@@ -1,5 +1,4 @@
 import errno
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +13,6 @@ from base.log import log, to_console, to_file
 from tests.conftest import ROOT
 
 
-def os_error(name, file):
-    number = getattr(errno, name)
-    return OSError(number, os.strerror(number), file)
-
-
 @pytest.mark.parametrize(
     ("error", "status", "line"),
     [
@@ -28,9 +22,9 @@ def os_error(name, file):
         (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"), 2, "x.py: out of memory: too large\n"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when"), 2, "x.py: out of memory: too large\n"),
         (KeyboardInterrupt(), 130, ""),
-        (os_error("EACCES", "runs/x/.lock"), 1, "x.py: runs/x: Permission denied\n"),
-        (os_error("ENOSPC", "a/b.st"), 1, "x.py: a/b.st: No space left on "),
-        (os_error("EROFS", None), 1, "x.py: Read-only file system\n"),
+        (OSError(errno.EACCES, "Permission denied", "runs/x/.lock"), 1, "x.py: runs/x: Permission denied\n"),
+        (OSError(errno.ENOSPC, "No space left on device", "a/b.st"), 1, "x.py: a/b.st: No space left on "),
+        (OSError(errno.EROFS, "Read-only file system"), 1, "x.py: Read-only file system\n"),
     ],
     ids=repr,
 )  # fmt: skip

@@ -82,9 +82,4 @@ def test_where_there_is_no_terminal_there_are_lines():
         command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
     )
     assert ended.returncode == 0 and ended.stdout == "", ended
-    shares = [
-        int(each)
-        for each in re.findall(r"^encoding: (\d+) %, 0:0\d so far$", ended.stderr, re.MULTILINE)
-    ]
-    assert 1 <= len(shares) == ended.stderr.count("\n") <= 4
-    assert shares == sorted(shares) and 20 <= shares[0] < 100
+    assert re.fullmatch(r"(encoding: [2-9]\d %, 0:0\d so far\n){1,4}", ended.stderr), ended

@@ -23,11 +23,6 @@ def compose(typed):
     return config
 
 
-def of_the_run(config):
-    """What the result depends on, by key."""
-    return {key: value for key, value in by_key(config).items() if key not in LAUNCH}
-
-
 def test_the_default_recipe_is_that_of_docs_model_md():
     """The values of its model are in `test_another_model_or_other_settings_are_another_format`."""
     config = with_constants(compose([]), precision="32-true", threads=1)
@@ -58,4 +53,6 @@ COMMANDS = [
 @pytest.mark.parametrize("typed", COMMANDS)
 def test_the_command_makes_the_same_configuration(typed):
     config = compose(shlex.split(typed))
-    assert of_the_run(compose(repeating(config))) == of_the_run(config)
+    ours = by_key(config)
+    theirs = by_key(compose(repeating(config)))
+    assert {key for key in ours if ours[key] != theirs[key]} <= set(LAUNCH)

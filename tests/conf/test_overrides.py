@@ -1,4 +1,5 @@
 import inspect
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,64 +10,50 @@ from base.errors import InputError
 from conf.compose import read_config
 from conf.help import usage
 from conf.keys import KEYS, groups
-from conf.overrides import read_command
-from conf.schema import MORE, Config, TrainerConfig, by_key, to_dict, to_yaml
+from conf.schema import MORE, Config, TrainerConfig, to_dict, to_yaml
 from tests.conf.test_defaults import composed
-from tests.conftest import refusal
+from tests.conftest import one_line, refusal
 
 
 def refused(*typed):
     return refusal(InputError, composed, *typed)
 
 
-def test_a_sweep_is_every_combination():
-    configs = composed("-m", "model.heads=2,4", "seed=5,1", "optim.warmup=7", "name=a,b")
+def test_a_sweep_is_every_combination_and_the_last_of_what_is_typed_twice_counts():
+    typed = "seed=3 seed=5,1 optim.warmup=6 optim.warmup=7".split()
+    configs = composed("-m", "model.heads=2,4", *typed, "name=a,b")
     runs = [(each.model.heads, each.seed, each.optim.warmup, each.name) for each in configs]
     assert runs == [(2, 5, 7, "a,b"), (2, 1, 7, "a,b"), (4, 5, 7, "a,b"), (4, 1, 7, "a,b")]
 
 
 @pytest.mark.parametrize(
-    ("typed", "taken"),
+    ("typed", "values"),
     [
-        ("optim.lr=2e-3 optim.lr=3e-3", ["optim.lr=3e-3"]),
-        ("data.path=z data.path=x,y", ["data.path=x", "data.path=y"]),
+        ("x.txt,it's y=1.txt,${seed}", ["x.txt", "it's y=1.txt", "${seed}"]),
+        ("[x.txt,y.txt],(1, 2).txt", ["[x.txt,y.txt]", "(1, 2).txt"]),
+        ('"x,y.txt"', ["x,y.txt"]),
+        ("a,b.txt", ["a,b.txt"]),
     ],
 )
-def test_of_a_key_that_is_typed_twice_the_last_counts(typed, taken):
-    runs = read_command(["-m", *typed.split()]).runs()
-    assert [each for (each,) in runs] == taken
-
-
-@pytest.mark.parametrize(
-    ("key", "typed", "values"),
-    [
-        ("data.path", "x.txt,it's y=1.txt,${seed}", ["x.txt", "it's y=1.txt", "${seed}"]),
-        ("data.documents", "line,null,<|end|>", ["line", None, "<|end|>"]),
-        ("data.path", "[x.txt,y.txt],(1, 2).txt", ["[x.txt,y.txt]", "(1, 2).txt"]),
-        ("data.path", '"x,y.txt"', ["x,y.txt"]),
-        ("data.path", "a,b.txt", ["a,b.txt"]),
-    ],
-)
-def test_a_comma_separates_names_only_with_m(workplace, key, typed, values):
+def test_a_comma_separates_names_only_with_m(workplace, typed, values):
     Path("a,b.txt").touch()
-    given = f"{key}={typed}"
-    assert [by_key(each)[key] for each in composed("-m", given, "seed=1")] == values
-    assert [by_key(each)[key] for each in composed(given)] == [typed]
+    given = f"data.path={typed}"
+    assert [each.data.path for each in composed("-m", given, "seed=1")] == values
+    assert [each.data.path for each in composed(given)] == [typed]
 
 
 def test_whole_numbers_become_floats_where_fractions_are_allowed():
     (config,) = composed("optim.clip=1", "minutes=5", "data.split=[0.5,0.5,0]")
-    floats = [config.optim.clip, config.minutes, *config.data.split]
-    assert floats == [1, 5, 0.5, 0.5, 0] and {type(value) for value in floats} == {float}
+    floats = [config.optim.clip, config.minutes, config.data.split]
+    assert repr(floats) == "[1.0, 5.0, [0.5, 0.5, 0.0]]"
 
 
 def test_cfg_shows_every_value_as_yaml(train):
-    typed = ["model.layers=4", "model.heads=${model.layers}", "data.path=a ${seed},b.txt"]
+    typed = ["model.layers=4", "model.heads=${model.layers}"]
     ended = train(*typed, "--cfg", "job", defaults=False)
     assert ended.status == 0 and ended.err == "", ended
     values = yaml.safe_load(ended.out)
     assert values["model"]["heads"] == 4
-    assert values["data"]["path"] == "a ${seed},b.txt"
     assert list(values) == list(to_dict(Config()))
 
 
@@ -82,8 +69,8 @@ def test_cfg_shows_what_a_resumed_run_trains(trained, train):
 
 def test_a_variable_of_the_environment_is_a_value(monkeypatch):
     monkeypatch.setenv("CHARGPT_SEED", "7")
-    (config,) = composed("seed=${oc.env:CHARGPT_SEED}", "data.path=${oc.env:CHARGPT_SEED}")
-    assert (config.seed, config.data.path) == (7, "${oc.env:CHARGPT_SEED}")
+    (config,) = composed("seed=${oc.env:CHARGPT_SEED}")
+    assert config.seed == 7
 
 
 def test_cfg_shows_the_overrides_of_each_trial(train):
@@ -91,23 +78,23 @@ def test_cfg_shows_the_overrides_of_each_trial(train):
     ended = train("-m", *typed, "-c", "job", defaults=False)
     lines = [f"seed={seed} 'data.path=a b.txt' init_from=x" for seed in (1, 2)]
     assert (ended.status, ended.out.splitlines(), ended.err) == (0, lines, "")
-    assert [path.name for path in Path().iterdir()] == ["book.txt"]  # Hydra writes no file
+    one_line(train("-m", "-c", "job", defaults=False), 2, "-m: needs several values of a key")
 
 
-@pytest.mark.parametrize(
-    "value", ["it's (1).txt", "a,b=c.txt", "[x].txt", "${seed}.txt", '"q"', "~/a b"]
-)
+TEXTS = [
+    "it's (1).txt", "a,b=c.txt", "[x].txt", "${oc.env:HOME}", '"q"', "~/a b",
+    "123", "3e-3", "1_0", "inf", "012", "yes",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", TEXTS)
 def test_text_is_taken_as_it_is(tmp_path, value):
-    (config,) = composed(f"data.path={value}", "optim.lr=1e-5", "data.validation=null", "name=123")
-    assert (config.data.validation, config.name) == (None, "123")
+    (config,) = composed(f"data.path={value}", "optim.lr=1e-5", "data.validation=null")
+    config = replace(config, logger={"wandb": {"project": value}})
     tmp_path.joinpath("config.yaml").write_text(to_yaml(config), "utf-8")
-    assert config.data.path == value and read_config(tmp_path) == config
-
-
-def test_compile_may_be_a_truth_value_but_not_null():
-    assert Config(compile=True).compile == "true"
-    with pytest.raises(ValueError, match="^compile=null: .*auto, true, false"):
-        Config(compile=None)
+    read = read_config(tmp_path)
+    assert (config.data.path, read.logger["wandb"]["project"]) == (value, value)
+    assert replace(read, logger=config.logger) == config
 
 
 def test_a_text_for_validation_may_go_with_a_preset_that_has_a_split():
@@ -143,7 +130,6 @@ def test_the_help_has_every_key_and_every_group_of_presets():
     text = usage(everything=False)
     for group, choices in groups().items():
         assert f"{group}=" in text and " ".join(choices) in text, group
-    assert text.count("\n") < 30
 
 
 @pytest.mark.parametrize("typed", ["optim.name=lion", "model.foo=1", "data=gutenberg", "-x"])

@@ -28,13 +28,12 @@ def test_resuming_keeps_the_run():
     same = resumed(old, "trainer.precision=auto")
     assert (same.model.dim, same.optim.lr, same.name) == (64, 0.01, "old")
     assert same.trainer.precision == "bf16-mixed"
-    assert resumed(old, "trainer.max_steps=9").trainer.max_steps == 9
 
 
 def test_what_is_allowed_is_allowed_to_one_command():
     old = compose(["optim.lr=0.01"])
     assert resumed(old, "optim.lr=0.02", "allow=[optim.lr]").allow == ["optim.lr"]
-    assert resumed(replace(old, allow=["seed"], resume="auto", workers=2)).allow == []
+    assert resumed(replace(old, allow=["seed"])).allow == []
 
 
 def ran(*typed):
@@ -69,7 +68,6 @@ def test_auto_keeps_what_a_run_has_chosen(typed, steps, width):
 def test_callbacks_that_are_typed_replace_those_of_the_run():
     run = chosen()
     assert resumed(run, "callbacks=early_stopping").callbacks["early_stopping"]["patience"] == 5
-    assert resumed(run, "callbacks=[]").callbacks == {}
     both = "callbacks=[auto,snapshots]"
     assert list(resumed(run, both).callbacks) == ["early_stopping", "snapshots"]
     without = replace(run, callbacks={})  # the run has left early stopping out
@@ -100,32 +98,22 @@ def test_a_trained_model_brings_its_shape(started):
     config = started(TRAINED, *typed, vocabulary={"kind": "byte"}, size=256)
     assert vars(config.model) == TRAINED | {"dropout": 0.3}
     assert (config.data.tokenizer, config.optim.lr, config.init_from) == ("byte", 0.5, "a")
-    assert started(TRAINED | {"window": 5}).model.window == 5
     shown = to_yaml(compose(["init_from=a"]))
     assert "layers: 3" in shown and "dim: 96" in shown and "dropout: 0.1" in shown
 
 
-@pytest.mark.parametrize(
-    ("positions", "context"), [("learned", 32), ("rotary", 32), ("rotary", 128)]
-)
+@pytest.mark.parametrize(("positions", "context"), [("learned", 32), ("rotary", 128)])
 def test_a_trained_model_takes_another_context(started, positions, context):
     trained = TRAINED | {"positions": positions, "heads": 2}
     assert started(trained, f"model.context={context}").model.context == context
 
 
-@pytest.mark.parametrize(
-    ("typed", "keys"),
-    [
-        (
-            "model.layers=8 model.dim=96 data.tokenizer=byte",
-            ["model.layers=8 (the model has 3)", "data.tokenizer=byte (the model has char)"],
-        ),
-        ("model.context=128", ["model.context=128 (the model has 64)"]),
-    ],
-)
-def test_what_a_trained_model_cannot_be_is_named(started, typed, keys):
-    message = refusal(InputError, started, TRAINED, *typed.split())
-    assert message == f"init_from=a: cannot change {', '.join(keys)}"
+def test_what_a_trained_model_cannot_be_is_named(started):
+    typed = "model.layers=8 model.dim=96 model.context=128 data.tokenizer=byte".split()
+    message = refusal(InputError, started, TRAINED, *typed)
+    size = "model.layers=8 (the model has 3), model.context=128 (the model has 64)"
+    tokenizer = "data.tokenizer=byte (the model has char)"
+    assert message == f"init_from=a: cannot change {size}, {tokenizer}"
 
 
 def test_a_model_that_is_missing_is_reported_where_it_is_loaded():
@@ -141,6 +129,9 @@ BY_CLOCK = "minutes=5 model.dim=64 data.batch=16"
     ("", "seed=5", "seed=5 (the run has 0)"), ("", "seed=5 allow=[seed]", ""),
     ("", "trainer.max_steps=2000", ""), ("", "trainer.max_steps=1000", "trainer.max_steps=1000 (the run has 1500)"),
     ("", "data.path=other.txt", "data.path=other.txt (the run has none)"),
+    ("callbacks=[]", "callbacks=ema", "callbacks={ema:{share:0.05}} (the run has {})"),
+    # what comes with a trained model need not be typed
+    ("init_from=runs/a model.dim=64 data.tokenizer=byte", "init_from=runs/a", ""),
     ("", "trainer.devices=2 logger=none trainer.log_every_n_steps=1", ""),
     # what minutes have chosen may be typed or not
     (BY_CLOCK, "minutes=5", ""), (BY_CLOCK, "minutes=6", "minutes=6.0 (the run has 5.0)"),
@@ -153,11 +144,6 @@ def test_what_is_typed_otherwise_than_the_run_has_it(started, typed, said):
     if started:
         run = replace(run, trainer=replace(run.trainer, max_steps=77))
     assert changed(run, compose(typed.split())) == [said] * bool(said)
-
-
-def test_what_comes_with_a_trained_model_need_not_be_typed():
-    run = ran("init_from=runs/a", "model.dim=64", "data.tokenizer=byte")
-    assert changed(run, compose(["init_from=runs/a"])) == []
 
 
 KEPT_ARGUMENTS = [  # of the commands before, of the present one, and of both together
@@ -176,7 +162,7 @@ def test_the_arguments_of_a_resumed_run_repeat_it(earlier, new, both):
 
 def test_a_run_without_its_arguments_has_those_of_its_configuration(trained, train):
     run = Run(Path("runs/first"))
-    for damaged in ("{", "[1]", '["seed"]', '{"a": 1}'):
+    for damaged in ("{", "[1]", '{"a": 1}'):
         run.overrides.write_text(damaged)
         assert run.arguments is None
     run.overrides.unlink()

@@ -17,11 +17,9 @@ from types import SimpleNamespace
 import torch
 from torch.distributed.elastic.multiprocessing.api import PContext
 
-import data.text
 import gpt.checkpoint
 import gpt.optim
 import training.callbacks.checkpoints
-import training.choosing.choose
 import training.choosing.hardware
 import training.module
 import training.results
@@ -128,11 +126,8 @@ def before_rename(number, name):
     before(os, "replace", lambda _, to: kill() if Path(to).name.startswith(name) else None)
 
 
-def before_call(name, number=signal.SIGKILL, call=1):
-    action = the(call, sending(number))
-    for module in (data.text, training.choosing.choose, training.results):
-        if hasattr(module, name):
-            before(module, name, action)
+def before_results(number=signal.SIGKILL):
+    before(training.results, "write_results", sending(number))
 
 
 def never_due():
@@ -172,25 +167,23 @@ def fill_disk(step):
     before_step(step, fill)
 
 
-def wait_for_file(step, name):
+def wait_at(step):
     def wait():
         Path("waiting").touch()
-        until = time.monotonic() + 60
-        while not Path(name).exists() and time.monotonic() < until:
-            time.sleep(0.01)
+        time.sleep(60)
 
     before_step(step, wait)
 
 
-def spoil_loss(step, value=math.nan):
-    """Have the loss of a step be something else; its gradient is as it was."""
+def spoil_loss(step):
+    """Have the loss of a step be NaN; its gradient is as it was."""
     original = training.module.F.cross_entropy
     count = itertools.count()
 
     def spoilt(*given, **named):
         loss = original(*given, **named)
         return (
-            loss - loss.detach() + value
+            loss - loss.detach() + math.nan
             if torch.is_grad_enabled() and next(count) == step
             else loss
         )
@@ -198,12 +191,10 @@ def spoil_loss(step, value=math.nan):
     training.module.F = SimpleNamespace(cross_entropy=spoilt)
 
 
-def spoil_gradient(step, value=math.inf):
+def spoil_gradient(step):
     def spoil(module, *_):
         if module.global_step == step:
-            gradient = module.net.embedding.weight.grad
-            assert gradient is not None
-            gradient[0, 0] = value
+            module.net.embedding.weight.grad[0, 0] = math.inf
 
     after(LitGPT, "manual_backward", spoil)
 

@@ -30,7 +30,6 @@ import train as train_script
 from base import processes
 from base.jobs import run_lock
 from tests.conftest import ROOT, TINY, Ended, board, from_here, less_progress, tiny
-from tests.faults import faults
 from training import results
 from training.callbacks import watch
 
@@ -41,12 +40,9 @@ TWO = ["trainer.devices=2", *MUON]
 LONG = ["trainer.max_steps=160", "trainer.val_check_interval=20"]
 # A tiny run of two on book.txt whose number of processes, steps and validations are said
 # elsewhere.
-JOB = [*TINY, "data.path=book.txt", *MUON]
-JOB = [
-    each
-    for each in JOB
-    if not each.startswith(("trainer.max_steps", "trainer.devices", "trainer.val_check"))
-]
+SAID_ELSEWHERE = ("trainer.max_steps", "trainer.devices", "trainer.val_check")
+JOB = [each for each in TINY if not each.startswith(SAID_ELSEWHERE)]
+JOB += ["data.path=book.txt", *MUON]
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
@@ -82,16 +78,10 @@ class Process:
         given = tiny(arguments) if defaults and not torchrun else list(arguments)
         self.files = [Path(tempfile.mkstemp(suffix=f".{name}")[1]) for name in ("out", "err")]
         variables = {**os.environ, **(environment or {})}
-        parts = (
-            os.getcwd(),
-            variables,
-            [program, *given],
-            fault,
-            [str(file) for file in self.files],
-            torchrun,
-            long,
+        command = [program, *given]
+        self.process = fork(
+            _run, os.getcwd(), variables, command, fault, self.files, torchrun, long
         )
-        self.process = fork(_run, *parts)
         self.ended = None
         assert self.process.pid is not None
         self.pid = self.process.pid
@@ -136,12 +126,9 @@ def run(*arguments, **options):
     return Process(*arguments, **options).wait()
 
 
-def run_ranks(count, *arguments, fault=(), **options):
-    """Run `train.py` as so many processes; a fault may be given for one of them, as {rank: fault}."""
-    if isinstance(fault, dict):
-        ((rank, of_rank),) = fault.items()
-        fault = (faults.in_rank, rank, *of_rank)
-    return Process(*arguments, f"trainer.devices={count}", fault=fault, **options).ends()
+def run_ranks(count, *arguments, **options):
+    """Run `train.py` as so many processes; `faults.in_rank` is a fault of one of them."""
+    return Process(*arguments, f"trainer.devices={count}", **options).ends()
 
 
 class ForkingPopen(subprocess.Popen):
@@ -240,12 +227,8 @@ def wait_for(condition, process=None, timeout=LIMIT):
 
 
 def children_of(pid):
-    """The processes that a process has started."""
-    found = []
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):  # the thread has just ended
-            found += map(int, file.read_text().split())
-    return found
+    """The processes that the main thread of a process has started."""
+    return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
 
 def processes_in(directory):

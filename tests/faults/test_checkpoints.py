@@ -5,7 +5,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 
 from base.jobs.run_directory import Run
 from gpt import model_file
@@ -80,9 +79,7 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_and_left(
 
 READERS = {
     "last.ckpt": read_training_checkpoint,
-    "best.safetensors": lambda path: {
-        name: torch.from_numpy(weight) for name, weight in model_file.read(path).state.items()
-    },
+    "best.safetensors": lambda path: model_file.digest(model_file.read(path).state),
 }
 
 
@@ -98,7 +95,7 @@ def test_a_flipped_bit_or_a_cut_is_refused_or_what_is_read_is_what_was_written(t
             assert_same(contents, READERS[name](path), f"byte {place}")
         except CheckpointError as error:
             assert str(error).isprintable() and name in str(error)
-    for length in [*range(0, size, size // 40), *range(size - 40, size, 3)]:
+    for length in [*range(0, size, size // 40), size - 1]:
         path.write_bytes(data[:length])
         with pytest.raises(CheckpointError):
             READERS[name](path)
@@ -112,9 +109,8 @@ def test_a_full_disk(whole, workplace):
     if mounted.returncode:
         missing(f"a tmpfs: {mounted.stderr.decode().strip()}")
     try:
-        one_line(
-            run("name=cut", *MUON, fault=(faults.fill_disk, 13)), 1, "No space left on device"
-        )
+        ended = run("name=cut", *MUON, fault=(faults.fill_disk, 13))
+        one_line(ended, 1, "No space left on device")
         point = newest_checkpoint(Run(LAST.parent.parent), "auto")
         assert point and point.step == 10 and point.path.samefile(LAST)
         assert not list(Path("runs").rglob(".*.tmp"))
@@ -126,16 +122,14 @@ def test_a_full_disk(whole, workplace):
 
 
 def test_the_second_in_one_run_directory_is_refused(killed, whole):
-    first = Process(*RESUMED, fault=(faults.wait_for_file, 22, "never"))
+    first = Process(*RESUMED, fault=(faults.wait_at, 22))
     wait_for(Path("waiting").exists)
     before = contents_of(killed / "checkpoints")
     for command, said in {
-        "name=cut resume=auto": "another process is training there",
         "resume=runs/cut": "another process is training there",
         "resume=auto": "no unfinished run in runs/ that is not in use",
-        "name=cut data.path=book.txt": "runs/cut exists",
     }.items():
-        one_line(run(*command.split(), defaults=False), 2, said)
+        one_line(run(command, defaults=False), 2, said)
     assert contents_of(killed / "checkpoints") == before
     first.signal(signal.SIGKILL)
     assert first.wait().status == -signal.SIGKILL
@@ -143,12 +137,11 @@ def test_the_second_in_one_run_directory_is_refused(killed, whole):
     assert_as_if_never_touched(whole(MUON))
 
 
-@pytest.mark.parametrize(("name", "statuses"), [((), [0, 0, 0]), (("name=same",), [0, 2, 2])])
-def test_jobs_started_in_the_same_second(workplace, name, statuses):
-    processes = [Process(*name, "trainer.max_steps=5") for _ in range(3)]
+@pytest.mark.parametrize(("name", "runs"), [("", 3), ("name=same", 1)])
+def test_jobs_started_in_the_same_second(workplace, name, runs):
+    processes = [Process(*name.split(), "trainer.max_steps=5") for _ in range(3)]
     ended = sorted(process.wait() for process in processes)
-    assert [each.status for each in ended] == statuses, ended
-    for refused in ended[statuses.count(0) :]:
+    for refused in ended[runs:]:
         one_line(refused, 2, "runs/same")
-    runs = [summary(path.name)["status"] for path in Path("runs").iterdir()]
-    assert runs == ["finished"] * statuses.count(0)
+    statuses = [summary(path.name)["status"] for path in Path("runs").iterdir()]
+    assert statuses == ["finished"] * runs, ended

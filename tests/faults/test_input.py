@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, TINY, one_line
-from tests.stores import make
 
 WRONG = {  # what is typed, and what is said of it
     # a value that its key does not accept: of another type, not a number, out of range, not one of
     # the choices
     "data.overfit=32": "above model.context=32",
-    "model.heads=0": "model.heads=0: must be", "model.heads=1.5": "model.heads=1.5: must be", "seed=null": "seed=null:",
-    "seed=[1]": "seed=[1]: must be", "optim.lr=nan": "optim.lr=nan: must be", "optim.lr=1e999": "optim.lr",
-    "data.split=[1,two]": "data.split", "data.split=[1,0,0]": "the first two above 0",
-    "model.norm=nonsense": "model.norm=nonsense: must be", "logger={a:1}": "logger",
+    "model.heads=0": "model.heads=0: must be", "seed=null": "seed=null:",
+    "compile=null": "auto, true, false",
+    "seed=[1]": "seed=[1]: must be", "optim.lr=nan": "optim.lr=nan: must be",
+    "data.split=[1,0,0]": "the first two above 0",
+    "model.norm=nonsense": "model.norm=nonsense: must be",
     "--multirum": "--multirum: no such flag; nearest: --multirun; must be key=value or one of",
     # no key=value, or not as Hydra means it; the nearest right names: tests/conf/test_overrides.py
     "~model.heads": "must be key=value", "model@trainer=small": "no such key",
@@ -24,7 +24,7 @@ WRONG = {  # what is typed, and what is said of it
     "data.path=a${.txt": "data.path: ", "": "must be key=value",
     ("--data.path", "book.txt"): "nearest: data.path",
     ("data.path", "=", "x"): "without spaces around =",
-    ("model.heads=", "8"): "model.heads=: must be key=value, without spaces around =", "0.5": "such as model.heads=8\n",
+    "0.5": "such as model.heads=8\n",
     "mine/whole.yaml": "--config-dir=FOLDER experiment=NAME",
     "book.txt": "to train on a text: data.path=book.txt", ("--config-name", "x"): "--config-name: no such flag",
     f"data.path={'x' * 300}": f"data.path={'x' * 300}: ",
@@ -45,29 +45,24 @@ WRONG = {  # what is typed, and what is said of it
     "callbacks.ema=3": "must be the option of a preset", "seed={a: true}": "seed={a:true}: must be a whole number",
     "+trainer.strategy=ddp": "is not accepted; use trainer.devices", "+trainer.min_steps=0": "at least 1, or null",
     "trainer.more.inference_mode=3": "trainer.more.inference_mode=3: must be true or false, or null",
-    **{f"name={name}": "name=" for name in ("a/", "../a", ".hidden", "a\\b")},
+    "name=a/": "name=", "name=../a": "name=", "name=.hidden": "name=",
     "data.path=book.txt,book.txt": "'data.path=[book.txt,book.txt]'",
     # contradictory
     "data.micro_batch=3": "must divide data.batch=8",
     "optim.min_lr=1": "at most optim.lr", "optim.betas=[0.9]": "must be two numbers",
     ("minutes=1", "trainer.max_steps=5"): "minutes=1: ", ("minutes=1", "optim=nanogpt"): "needs optim.schedule=",
     "trainer.devices=0": "trainer.devices=0",
-    "trainer.devices=3": "data.batch=8: must be a multiple of 3", "trainer.devices=[0]": "a list is for GPUs",
-    ("trainer.devices=3", "trainer.accelerator=gpu"): "this machine has none",
+    "trainer.devices=3": "data.batch=8: must be a multiple of 3",
     "workers=2": "workers: only works with -m",
     "allow=seed": "allow=seed: must be a list of texts, such as 'allow=[seed]'",
     "allow=[seed]": "only works with resume=",
     ("model.dim=131072", "model.heads=1024"): "lower model.dim=131072, model.layers=2 or",
     # texts, names and runs; more in tests/data/ and tests/base/jobs/
-"data.path=": "data.path=",
-    "data.path=ascii16.txt": "ascii16.txt: is not plain text; save it as plain text",
-    ("data.path=half.txt", "data.encoding=utf-16"): "one damaged place in text that is otherwise utf-16",
-    "data.path=many": "many: ",
-    "model.context=30000": "model.context=30000", "data.cache_dir=book.txt": "data.cache_dir",
+    "data.path=": "data.path=",
     "name=a\nb": "or SWEEP/TRIAL", f"name={'x' * 300}": "name=", "resume=": "resume=",
     ("callbacks=[early_stopping]", "callbacks.early_stopping.monitor=val_loss"): "one of val/loss, val/bpc, val/bpb",
     ("callbacks=[early_stopping]", "callbacks.early_stopping.patience=-1"): "auto or a whole number, at least 0",
-    "resume=auto": "no unfinished run", "resume=book.txt": "is not a run that can continue",
+    "resume=book.txt": "is not a run that can continue",
     # sweeps
     "-m resume=runs/first seed=1,2": "resume=runs/first: to continue a sweep, repeat its command",
     "-m seed=range(0,1000000)": "must have 1 to 10,000 values",
@@ -76,8 +71,8 @@ WRONG = {  # what is typed, and what is said of it
     "-m seed=1,2 name=a/b": "must not contain a slash",
     "-m seed=1,2 init_from=nothing": "nothing: no such model, nor a run in /",
     "-m init_from=first model.dim=32,64": "cannot change model.dim=64 (the model has 32)",
-    "-m seed=1,2 debug=fast": "debug: only works for one run", "-m seed=range(4,4)": "must have 1 to",
-    "-m seed=1,2 workers=1,2": "workers: must have one value", "-m --cfg job": "-m: needs several values of a key",
+    "-m seed=1,2 debug=fast": "debug: only works for one run",
+    "-m seed=1,2 workers=1,2": "workers: must have one value",
     "-m optim.lr=interval(0.1,1)": "optim.lr=interval(0.1,1): write optim.lr=a,b,c",
     "-m hparams_search=default": "hparams_search=: cannot be combined with -m",
     "-m seed=range(0,1000) model.heads=range(0,1000)": "1,000,000 combinations",
@@ -87,10 +82,6 @@ WRONG = {  # what is typed, and what is said of it
 @pytest.mark.promise
 @pytest.mark.parametrize(("typed", "said"), WRONG.items(), ids=lambda part: ascii(part)[:60])
 def test_wrong_words(train, trained, typed, said):
-    Path("ascii16.txt").write_bytes(("Zeile fuer Zeile\n" * 500).encode("utf-16-be"))
-    Path("half.txt").write_bytes(("Zeile\n" * 500).encode("utf-16") + b"\x00\xd8x\x00")
-    texts = {f"{number}.txt": "one\n" for number in range(40)}
-    make(Path("many"), texts | {"0.txt": "a long text\n" * 500})
     before = set(os.listdir()) - {"cache"}, set(Path("runs").rglob("*"))
     if not isinstance(typed, tuple):
         typed = typed.split() if typed.startswith("-m ") else [typed]
@@ -104,14 +95,16 @@ def test_commands_have_one_version(sample, train):
     assert sample("--version").out == train("--version").out != ""
 
 
-@pytest.mark.parametrize(("variable", "value", "said"), [
-    ("RANK", "abc", "whole number"), ("LOCAL_RANK", "", "whole number"),
-    ("RANK", "1", "without LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; unset it, or start with"),
-    ("OMP_NUM_THREADS", "0", "whole number"),
-])  # fmt: skip
-def test_variables_that_cannot_be(train, monkeypatch, variable, value, said):
-    monkeypatch.setenv(variable, value)
-    one_line(train(), 2, f"{variable}={value}: ", said)
+VARIABLES = {
+    "RANK=abc": "whole number", "LOCAL_RANK=": "whole number", "OMP_NUM_THREADS=0": "whole number",
+    "RANK=1": "without LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; unset it, or start with",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_variables_that_cannot_be(train, monkeypatch, variable):
+    monkeypatch.setenv(*variable.split("="))
+    one_line(train(), 2, f"{variable}: ", VARIABLES[variable])
 
 
 @pytest.mark.slow
@@ -146,10 +139,9 @@ def test_a_file_name_that_is_not_utf8_works(train, score, sample, export):
     assert not [page for page in pages if "\\udce9" in page.read_text("utf-8")]
 
 
-@pytest.mark.parametrize("given", [(), ("-m", "seed=1,2")], ids=" ".join)
-def test_a_directory_of_runs_that_cannot_be_made_is_found_before_the_text_is_encoded(train, given):
+def test_a_directory_of_runs_that_cannot_be_made_is_found_before_the_text_is_encoded(train):
     Path("runs").touch()
-    one_line(train(*given), 2, "runs/", "cannot be created: ", "Not a directory")
+    one_line(train(), 2, "runs/", "cannot be created: ", "Not a directory")
     assert not Path("cache").exists()
 
 

@@ -51,7 +51,7 @@ def ask(*command):
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
-    if shutil.which("slurmctld") is None or shutil.which("slurmd") is None:
+    if shutil.which("slurmd") is None:
         missing("no SLURM (package slurm-wlm)")
     if os.getuid() != 0:
         missing("root, for the daemons of SLURM")
@@ -155,21 +155,20 @@ def test_the_other_commands_of_the_page(project):
 
 
 STEP = {  # of srun on two machines
-    "STEP_ID": "0", "JOB_ID": "7", "STEP_NUM_TASKS": "4", "STEP_NUM_NODES": "2", "STEP_TASKS_PER_NODE": "2(x2)",
+    "STEP_ID": "0", "JOB_ID": "7", "STEP_NUM_TASKS": "4", "STEP_NUM_NODES": "2",
     "PROCID": "3", "LOCALID": "1", "NODEID": "1", "STEP_NODELIST": "node[5-7,9],other1",
 }  # fmt: skip
 
 
 @mock.patch.dict(os.environ, {f"SLURM_{name}": value for name, value in STEP.items()})
-def test_a_task_of_several_has_the_variables_of_torchrun_and_one_alone_has_not(monkeypatch):
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with monkeypatch.context() as patch:
-        patch.setenv("SLURM_STEP_NUM_TASKS", "1")
-        ranks.adopt_srun()
-        assert (ranks.launched(), ranks.rank(), os.environ.get("MASTER_ADDR")) == (None, 0, None)
-        patch.setenv("SLURM_STEP_NUM_TASKS", "4")
-        patch.setenv("SLURM_STEP_TASKS_PER_NODE", "3,1")
-        said = refusal(ranks.JobError, ranks.adopt_srun)
-        assert "(3,1)" in said and "the same number of tasks" in said
+def test_a_task_of_several_has_the_variables_of_torchrun_and_one_alone_has_not():
+    os.environ.pop("MASTER_ADDR", None)  # of the fixture `slurm`
+    os.environ["SLURM_STEP_NUM_TASKS"] = "1"
+    ranks.adopt_srun()
+    assert (ranks.launched(), ranks.rank(), os.environ.get("MASTER_ADDR")) == (None, 0, None)
+    os.environ |= {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "3,1"}
+    said = refusal(ranks.JobError, ranks.adopt_srun)
+    assert "(3,1): give every machine the same number of tasks" in said
+    os.environ["SLURM_STEP_TASKS_PER_NODE"] = "2(x2)"
     ranks.adopt_srun()
     assert (ranks.launched(), ranks.rank(), os.environ["MASTER_ADDR"]) == ((2, 2), 3, "node5")

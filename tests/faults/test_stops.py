@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -41,7 +40,7 @@ def test_a_stop_finishes_the_step_and_saves(number, step, whole, workplace):
 
 @pytest.mark.parametrize(("fault", "said"), [
     ((faults.signal_in_validation, 3, signal.SIGTERM), " after step 30"),
-    ((faults.before_call, "write_results", signal.SIGTERM), "; the newest checkpoint is"),
+    ((faults.before_results, signal.SIGTERM), "; the newest checkpoint is"),
 ])  # fmt: skip
 def test_a_stop_in_the_last_validation_or_evaluation(fault, said, whole, workplace):
     ended = run("name=cut", *MUON, fault=fault)
@@ -58,33 +57,22 @@ def test_a_signal_while_the_model_compiles(workplace):
     )
     wait_for(lambda: any(Path("cold").rglob("*")), process)
     process.send_signal(signal.SIGTERM)
-    sent = time.monotonic()
-    out, err = process.communicate(timeout=LIMIT)
+    out, err = process.communicate(timeout=60)  # 10 s on a quiet machine
     assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in err, (out, err)
     assert "stopped by SIGTERM" in out and "validation loss" not in out
-    assert time.monotonic() - sent < 60, "10 s on a quiet machine"
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_job_may_make_several_runs_and_a_restarted_one_continues_its_own(workplace, devices):
+def test_a_job_may_make_several_runs_and_a_restarted_one_continues_its_own(workplace):
     job = {"SLURM_JOB_ID": "6"}
     for steps in (2, 3):
-        given = (f"trainer.max_steps={steps}", f"trainer.devices={devices}")
+        given = (f"trainer.max_steps={steps}", "trainer.devices=2")
         assert run(*given, environment=job).status == 0
     assert len(list(Path("runs").iterdir())) == 2
     again = run(*given, environment=job | {"SLURM_RESTART_COUNT": "1"})
     assert again.status == 0 and "is finished: step 3 of 3" in again.out, again
-    named = [f"trainer.devices={devices}", "name=pair"]
-    assert run(*named, "trainer.max_steps=2", environment=job).status == 0
-    longer = run(*named, "trainer.max_steps=4", environment=job | {"SLURM_RESTART_COUNT": "1"})
-    assert longer.status == 0 and summary("pair")["steps"] == 4, longer
 
 
-@pytest.mark.parametrize(("fault", "begun"), [
-    ((faults.before_call, "encode"), False),
-    ((faults.at_step, 12), True),
-])  # fmt: skip
-def test_a_job_of_an_array_that_cannot_be_requeued(workplace, fault, begun):
+def test_a_job_of_an_array_that_cannot_be_requeued(workplace):
     """It is named by both numbers, and a scontrol that fails is heard. tests/faults/test_slurm.py has SLURM itself."""
     scontrol = workplace / "tools/scontrol"
     scontrol.parent.mkdir()
@@ -92,10 +80,9 @@ def test_a_job_of_an_array_that_cannot_be_requeued(workplace, fault, begun):
     scontrol.chmod(0o755)
     job = {"SLURM_JOB_ID": "4713", "SLURM_ARRAY_JOB_ID": "4712", "SLURM_ARRAY_TASK_ID": "3"}
     job["PATH"] = f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}"
-    ended = run(fault=(*fault, signal.SIGUSR1), environment=job)
+    ended = run(fault=(faults.at_step, 12, signal.SIGUSR1), environment=job)
     assert ended.status == 138, ended
     assert "SLURM job 4712_3 could not be requeued: asked to requeue 4712_3" in ended.err
-    assert Path("runs").exists() == begun
 
 
 # Loading PyTorch takes ten minutes.
@@ -120,13 +107,8 @@ def test_a_terminal_shows_that_pytorch_loads_and_ctrl_c_ends_that_at_once(workpl
     assert not Path("runs").exists()
 
 
-LONG = [
-    "name=cut",
-    *JOB,
-    "compile=false",
-    "trainer.max_steps=300",
-    "trainer.val_check_interval=30",
-]
+STEPS = ["trainer.max_steps=300", "trainer.val_check_interval=30"]
+LONG = ["name=cut", *JOB, "compile=false", *STEPS]
 
 
 def test_a_run_is_saved_when_its_terminal_closes(workplace):
@@ -160,14 +142,11 @@ def test_ctrl_c_in_the_terminal_is_passed_on_to_both(workplace):
 
 
 def test_gpus_ask_each_other_only_after_steps_whose_losses_they_have_read(workplace):
-    logs = [
-        "trainer.val_check_interval=60",
-        "trainer.max_steps=60",
-        "trainer.log_every_n_steps=50",
-    ]
-    ended = run_ranks(
-        2, "name=cut", *TWO, *logs, fault=(faults.signal_as_on_gpu, 1, 12, signal.SIGTERM)
+    logs = (
+        "trainer.max_steps=60 trainer.val_check_interval=60 trainer.log_every_n_steps=50".split()
     )
+    fault = (faults.signal_as_on_gpu, 1, 12, signal.SIGTERM)
+    ended = run_ranks(2, "name=cut", *TWO, *logs, fault=fault)
     assert ended.status == 143 and "stopped by SIGTERM after step 21;" in ended.out, ended
     assert last("cut")["global_step"] == 21, "20 steps after the first, which is read alone"
 

@@ -109,7 +109,7 @@ def test_a_run_goes_on_with_any_devices(letters):
     for leg, devices in enumerate((1, 2, 4, 1), start=1):
         given = ["name=cut", "resume=auto", *recipe, *["allow=[world_size]"] * (leg > 1)]
         stop = (faults.at_step, 4 * leg - 1, signal.SIGTERM)
-        ended = run_ranks(devices, *given, fault={devices - 1: stop})
+        ended = run_ranks(devices, *given, fault=(faults.in_rank, devices - 1, *stop))
         assert ended.status == 143, ended
         contents = last("cut")
         assert contents["global_step"] == 4 * leg
