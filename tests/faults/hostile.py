@@ -117,10 +117,10 @@ HOSTILE = {
     **{f"{key} {value[:12]}": partial(said, key, value) for key, values in WRONG.items() for value in values},
 }  # fmt: skip
 ODD = {
-    "context 2^20, window 2^20": lambda: of(context=2**20, positions="sinusoidal", window=2**20),
+    "1000 blocks": lambda: of(layers=1000, heads=1, dim=4),
     "context 2^18, learned": lambda: of(context=2**18, positions="learned", dim=32),
-    "one character": lambda: of(vocabulary=chars("a")),
-    "1000 blocks": lambda: of(layers=1000, heads=1, dim=4), "many": lambda: of(vocabulary=many_characters(65_536)),
+    "context 2^20, window 2^20": lambda: of(context=2**20, positions="sinusoidal", window=2**20),
+    "one character": lambda: of(vocabulary=chars("a")), "many": lambda: of(vocabulary=many_characters(65_536)),
     "a name of controls that closes a page": lambda: by_hand(text=f"{CONTROLS}</script><script>alert(1)</script>"),
     **{f"weights of {std}": partial(of, std=std) for std in (1e37, 0)},
 }  # fmt: skip
