@@ -207,6 +207,13 @@ def test_a_callback_may_end_a_run_before_the_choice(train):
     assert continued.status == 0 and summary("a")["steps"] == 2 * steps, continued
 
 
+def test_a_resumed_run_has_the_time_that_earlier_processes_left(monkeypatch):
+    clock = Clock(monkeypatch)
+    clock.history.seconds = 20
+    clock.callback = Deadline(Run(Path("runs/a")), clock, 10**9, None)
+    assert 39 < clock.train(lambda _: 0.1) <= 40.5
+
+
 @pytest.mark.slow
 def test_a_run_that_is_killed_before_the_choice_has_the_time_that_is_left(train, workplace):
     # a short one needs less than the time
