@@ -290,7 +290,8 @@ def show_documents(scores: list[DocumentScore], name: str, file: TextIO | None) 
         counts = f"{characters:>13,}{unknown:>9,}{line or '':>9}"
         print(f"{nats:>14.6f}{perplexity(nats):>16.6f}{counts}  {beginning}")
     if len(scores) > ROWS:
-        print(f"and {len(scores) - ROWS:,} more; --csv FILE writes all of them")
+        hint = "" if file else "; --csv FILE writes all of them"
+        print(f"and {len(scores) - ROWS:,} more{hint}")
     if file:
         table = csv.writer(file, lineterminator="\n")
         columns = "document line nats_per_character perplexity characters unknown beginning"

@@ -79,6 +79,8 @@ def plots(model: GPT, text: Text) -> Iterator[tuple[str, np.ndarray]]:
     channels = np.array([[int(blue[i : i + 2], 16) for blue in BLUES] for i in (0, 2, 4)])
     cell = -(-SIDE // len(attended))  # pixels, rounded up
     for layer, head in spread_over(config.layers, config.heads, NUM_HEADS):
-        colours = [np.interp(roots[layer, head], places, channel) for channel in channels]
-        picture = np.stack(colours, -1).round().astype(np.uint8)  # (T, T, 3)
-        yield f"view_attention/L{layer}H{head}", picture.repeat(cell, 0).repeat(cell, 1)
+        shades = roots[layer, head]  # (T, T)
+        colours = [np.interp(shades, places, channel) for channel in channels]
+        cells = np.stack(colours, -1).round().astype(np.uint8)  # (T, T, 3)
+        picture = cells.repeat(cell, 0).repeat(cell, 1)
+        yield f"view_attention/L{layer}H{head}", picture

@@ -141,7 +141,7 @@ def ending(run: Run, status: int, stopped: bool) -> tuple[str, str]:
     if status and not stopped:
         console = run.directory / "console.log"
         lines = console.read_text("utf-8", "replace").strip().split("\n")
-        reason = one_line(lines[-1]).removeprefix("train.py: ")
+        reason = one_line(lines[-1]).removeprefix("train.py: ") or f"exit status {status}"
         if status < 0:
             reason = f"killed by {signal.Signals(-status).name}"
         if summary.status in (None, "running"):

@@ -73,7 +73,8 @@ def why_unusable() -> str:
     try:
         torch.ones(1, device="cuda").item()
     except (AssertionError, RuntimeError) as error:
-        return f"{str(error).splitlines()[0]}; docs/cluster.md says what to install"
+        first, *_ = str(error).split("\n")
+        return f"{first}; docs/cluster.md says what to install"
     return ""
 
 
