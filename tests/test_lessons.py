@@ -28,9 +28,7 @@ def outputs(cell, measured):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "number", ["0", pytest.param("1", marks=pytest.mark.promise), "2", "3", "4"]
-)
+@pytest.mark.parametrize("number", ["0", "1", "2", "3", "4"])
 def test_a_lesson_shows_what_is_stored(number, tmp_path):
     """Cells tagged `measured` show times, or what a number of steps that depends on them gave."""
     needs("nbclient", "ipykernel", "einops", extra="lessons")

@@ -23,12 +23,14 @@ def failing(monkeypatch):
         yield
 
 
+@pytest.mark.slow
 def test_a_run_that_must_be_compiled_and_cannot_is_refused(train, failing):
     ended = train("compile=true", *SMALL)
     one_line(ended, 2, "compile=true: compiling failed (", "compiler", "; use compile=false")
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_be_compiled_goes_on_without(train, failing):
     ended = train("name=a", *SMALL)
     assert ended.status == 0 and not ended.err, ended

@@ -94,7 +94,6 @@ CHANGES = {
         "optim.clip": ("0.001", lambda seen: max(seen.clipped_norms), pytest.approx(1e-3, rel=1e-3)),
         "data.batch": ("12", lambda seen: set(seen.batch_sizes), {12}),
         "data.micro_batch": ("2", micro_batches, True),
-        "threads": ("2", lambda seen: seen.threads, 2),
         "trainer.deterministic": ("warn", lambda seen: seen.deterministic, 1),
         "trainer.detect_anomaly": ("true", lambda seen: seen.detects_anomalies, True),
         "trainer.max_steps": ("6", lambda seen: summary("changed")["steps"], 6),
@@ -118,6 +117,7 @@ CHANGES = {
             "1", lambda seen: [step for step, *_ in seen.module.history.validations.entries], [2, 4, 5, 6]
         ),
     },
+    "threads": {"threads": ("2", lambda seen: seen.threads, 2)},
     "text": {
         "data.path": ("same.txt", lambda seen: Path(seen.text.name).name, "same.txt"),
         "data.documents": ("line", lambda seen: seen.text.mode, "documents"),
