@@ -194,7 +194,9 @@ class Config:
         metadata={"on_resume": "fixed"},
     )
     data: DataConfig = field(default_factory=lambda: DataConfig(batch="auto"))
-    optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr="auto", warmup="auto"))
+    optim: OptimConfig = field(
+        default_factory=lambda: OptimConfig(lr="auto", warmup="auto", weight_decay="auto")
+    )
     trainer: TrainerConfig = field(
         default_factory=lambda: TrainerConfig(max_steps="auto", val_check_interval="auto"),
         metadata={"on_resume": "free"},

@@ -181,7 +181,12 @@ class OptimConfig:
         least=0,
         most=1,
     )
-    weight_decay: float = option(0.1, "decoupled weight decay of matrices and embeddings", least=0)
+    weight_decay: Any = option(
+        0.05,
+        "decoupled weight decay of matrices and embeddings; auto: 0.05, or 0.2 if the run chooses a dropout",
+        auto=float,
+        least=0,
+    )
     betas: list[float] = option(
         [0.9, 0.99], "decay rates of AdamW's two moments", least=0, below=1
     )

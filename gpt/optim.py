@@ -12,6 +12,9 @@ from gpt.attention import Attention
 from gpt.config import OptimConfig
 from gpt.model import GPT
 
+# Muon's momentum: two moving averages of the gradient, by their decays, and the share of the second
+FAST, SLOW, SLOW_SHARE = 0.85, 0.98, 0.56
+
 
 def make_optimizer(model: GPT, config: OptimConfig, bf16: bool = False) -> torch.optim.Optimizer:
     """Return the optimizer that `config.name` names for all weights of the model. Call `set_rates` before each step.
@@ -111,7 +114,9 @@ class Muon(torch.optim.Optimizer):
 
     Muon orthogonalises the momentum of each matrix, in one batch per shape; a weight with `stacked
     = 3` (queries, keys and values) is three matrices. `normalise_rows` follows if the group's
-    `beta2` is above 0. Of a group that is not `due`, only the momentum is updated.
+    `beta2` is above 0. Of a group that is not `due`, only the momentum is updated. It is a mixture
+    of a fast and a slow moving average (https://github.com/KellerJordan/modded-nanogpt/pull/340),
+    here from the first step on and without Nesterov's term.
 
     Args:
         groups: the parameter groups, as for any PyTorch optimizer.
@@ -125,7 +130,6 @@ class Muon(torch.optim.Optimizer):
             "lr": lr,
             "betas": (0.9, 0.99),
             "weight_decay": 0.0,
-            "momentum": 0.95,
             "muon": False,
             "eps": 1e-8,
             "beta2": 0.0,
@@ -149,8 +153,9 @@ class Muon(torch.optim.Optimizer):
     def _muon(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         for parameter in parameters:  # a matrix, (rows, columns)
             state = self.state[parameter]
-            if not state:
-                state["momentum"] = torch.zeros_like(parameter)  # (rows, columns)
+            if "fast" not in state:
+                state["fast"] = torch.zeros_like(parameter)  # (rows, columns)
+                state["slow"] = torch.zeros_like(parameter)  # (rows, columns)
             # A resumed run may begin to normalise.
             if group["beta2"] and "moment" not in state:
                 state["moment"] = torch.zeros_like(parameter[:, :1])  # (rows, 1)
@@ -159,9 +164,10 @@ class Muon(torch.optim.Optimizer):
         # (rows, columns) each
         updates = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for parameter, update in zip(parameters, updates, strict=True):
-            momentum = self.state[parameter]["momentum"]  # (rows, columns)
-            momentum.lerp_(update, 1 - group["momentum"])  # (rows, columns)
-            update.lerp_(momentum, group["momentum"])  # (rows, columns), Nesterov's momentum
+            fast, slow = self.state[parameter]["fast"], self.state[parameter]["slow"]
+            fast.lerp_(update, 1 - FAST)  # (rows, columns)
+            slow.lerp_(update, 1 - SLOW)  # (rows, columns)
+            torch.lerp(fast, slow, SLOW_SHARE, out=update)  # (rows, columns)
         if not group["due"]:
             return
         self._orthogonalise_all(parameters, updates)

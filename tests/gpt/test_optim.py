@@ -6,7 +6,7 @@ from gpt.config import OptimConfig
 from gpt.model import GPT
 from gpt.optim import lr_at, make_optimizer, set_rates
 from tests.reference.models import fill, tiny
-from tests.reference.optim import learning_rate, rows_normalised
+from tests.reference.optim import learning_rate, momentum, rows_normalised
 
 
 def with_gradients(model, seed):
@@ -49,7 +49,8 @@ def test_adamw_is_torchs_and_decays_no_vector():
 def test_muon_equals_torchs_muon_on_every_matrix_of_the_blocks(every):
     """torch.optim.Muon treats a packed q|k|v as one matrix, so there it is given the three apart.
 
-    With `muon_every=2` its rate is 0 at every second step, and twice as high at the others.
+    It is given the mixed momentum as a gradient, and has none of its own. With `muon_every=2` its
+    rate is 0 at every second step, and twice as high at the others.
     """
     options = {"muon_beta2": 0, "muon_every": every, "warmup": 0, "cooldown": 0}
     config = OptimConfig(muon_lr=0.05, weight_decay=0.3, **options)
@@ -64,10 +65,16 @@ def test_muon_equals_torchs_muon_on_every_matrix_of_the_blocks(every):
             yield from matrix.detach().clone().chunk(3 if len(matrix) == 24 else 1)
 
     parts = [[torch.nn.Parameter(part) for part in apart(block)] for block in matrices]
-    theirs = [torch.optim.Muon(block, weight_decay=0.3) for block in parts]
+    own = {"momentum": 0, "nesterov": False}
+    theirs = [torch.optim.Muon(block, weight_decay=0.3, **own) for block in parts]
+    history = []
     for step in range(4):
         with_gradients(model, step)
-        gradients = [list(apart(value.grad for value in block)) for block in matrices]
+        history.append([list(apart(value.grad for value in block)) for block in matrices])
+        gradients = [
+            [momentum(seen) for seen in zip(*of_block, strict=True)]
+            for of_block in zip(*history, strict=True)
+        ]
         set_rates(ours.param_groups, step, config, 10)
         ours.step()
         for i, optimizer in enumerate(theirs):

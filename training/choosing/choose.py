@@ -53,6 +53,9 @@ def choose(config: Config, text: Text, machine: Machine) -> Choice:
         elif is_short and chooses_steps and not by_time:
             callbacks[name] = callback | {"patience": rules.MIN_VALIDATIONS // 3}
     chosen = replace(choice.config, callbacks=callbacks)
+    if config.model.dropout == "auto" and chosen.model.dropout:
+        decay = fill(config.optim, weight_decay=rules.DECAY_WITH_DROPOUT).weight_decay
+        chosen = replace(chosen, optim=replace(chosen.optim, weight_decay=decay))
     hardware.check_memory(chosen, text.tokenizer.size, machine)
     device = machine.device
     if machine.gpus > 1:

@@ -14,6 +14,7 @@ START_SHARE = 0.25
 # From this many weights per token on, a model has so much dropout, and learns a text in so many
 # epochs: more would not lower its loss.
 LEARNING = ((10.0, 0.2, 28.0), (3.0, 0.2, 20.0), (0.5, 0.1, 14.0), (0.0, 0.0, 20.0))
+DECAY_WITH_DROPOUT = 0.2
 # A text that is read less often needs no dropout, and a long run on it reads larger batches.
 FEW_EPOCHS = 10.0
 MANY_EPOCHS = 14.0  # one that is read less often needs a dropout of 0.1 at most

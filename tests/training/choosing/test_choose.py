@@ -34,23 +34,26 @@ STOPPING = ["early_stopping"]
 SET = "trainer.max_steps=900 model.dropout=0 trainer.val_check_interval=30 callbacks=[]"
 
 
-# Training characters and arguments; steps, dropout, steps between validations, callbacks.
+# Training characters and arguments; steps, dropout, weight decay, steps between validations, callbacks.
 @pytest.mark.parametrize("row", [
-    (16_282, "", 230, 0.2, 20, STOPPING),
-    (16_282, SET, 900, 0, 30, []), (16_282, "trainer.max_steps=900", 900, 0.2, 22, []),
-    (16_282, "callbacks=ema", 230, 0.2, 20, ["ema"]),
-    (16_282, "model.dim=16 model.layers=1", 230, 0, 20, STOPPING),  # too small to memorise
-    (16_282, f"init_from={DEMO}", 60, 0.1, 5, STOPPING),
-    (300, "data.overfit=300", 1500, 0, 300, []),
-    (68_000, "", 470, 0.2, 40, STOPPING),
-    (136_000, "", 670, 0.1, 56, STOPPING), (138_000, "", 670, 0, 56, STOPPING),  # fewer than ten epochs
+    (16_282, "", 230, 0.2, 0.2, 20, STOPPING),
+    (16_282, SET, 900, 0, 0.05, 30, []), (16_282, "trainer.max_steps=900", 900, 0.2, 0.2, 22, []),
+    (16_282, "callbacks=ema", 230, 0.2, 0.2, 20, ["ema"]),
+    (16_282, "model.dim=16 model.layers=1", 230, 0, 0.05, 20, STOPPING),  # too small to memorise
+    (16_282, "model.dropout=0.3", 230, 0.3, 0.05, 20, STOPPING),
+    (16_282, "optim.weight_decay=0.3", 230, 0.2, 0.3, 20, STOPPING),
+    (16_282, f"init_from={DEMO}", 60, 0.1, 0.05, 5, STOPPING),
+    (300, "data.overfit=300", 1500, 0, 0.05, 300, []),
+    (68_000, "", 470, 0.2, 0.2, 40, STOPPING),
+    (136_000, "", 670, 0.1, 0.2, 56, STOPPING), (138_000, "", 670, 0, 0.05, 56, STOPPING),  # fewer than ten epochs
 ])  # fmt: skip
 def test_what_a_short_text_gets(row):
     tokens, arguments, *expected = row
     config = chosen(tokens, *arguments.split()).config
     trainer = config.trainer
     assert [
-        trainer.max_steps, config.model.dropout, trainer.val_check_interval, [*config.callbacks]
+        trainer.max_steps, config.model.dropout, config.optim.weight_decay, trainer.val_check_interval,
+        [*config.callbacks],
     ] == expected  # fmt: skip
     for stopping in config.callbacks.keys() & STOPPING:
         assert config.callbacks[stopping]["patience"] == 4
