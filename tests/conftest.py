@@ -146,11 +146,6 @@ def needs_compiler():
         missing("no Python.h")
 
 
-def pytest_xdist_auto_num_workers():
-    """One more than there are cores, because tests that wait, for a kill or for SLURM, leave a core idle."""
-    return os.cpu_count() + 1
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
     """Slow tests come first, so that no worker is left alone with one at the end."""
