@@ -182,8 +182,8 @@ class OptimConfig:
         most=1,
     )
     weight_decay: Any = option(
-        0.05,
-        "decoupled weight decay of matrices and embeddings; auto: 0.05, or 0.2 if the run chooses a dropout",
+        0.1,
+        "decoupled weight decay of matrices and embeddings; auto: 0.1, or 0.2 if the run chooses a dropout",
         auto=float,
         least=0,
     )

@@ -14,6 +14,7 @@ from gpt.model import GPT
 
 # Muon's momentum: two moving averages of the gradient, by their decays, and the share of the second
 FAST, SLOW, SLOW_SHARE = 0.85, 0.98, 0.56
+NESTEROV = 0.95  # the share of the momentum in an update; the rest is the gradient
 
 
 def make_optimizer(model: GPT, config: OptimConfig, bf16: bool = False) -> torch.optim.Optimizer:
@@ -116,7 +117,7 @@ class Muon(torch.optim.Optimizer):
     = 3` (queries, keys and values) is three matrices. `normalise_rows` follows if the group's
     `beta2` is above 0. Of a group that is not `due`, only the momentum is updated. It is a mixture
     of a fast and a slow moving average (https://github.com/KellerJordan/modded-nanogpt/pull/340),
-    here from the first step on and without Nesterov's term.
+    here from the first step on.
 
     Args:
         groups: the parameter groups, as for any PyTorch optimizer.
@@ -153,10 +154,10 @@ class Muon(torch.optim.Optimizer):
     def _muon(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         for parameter in parameters:  # a matrix, (rows, columns)
             state = self.state[parameter]
+            # A resumed run may be older than these two, or begin to normalise.
             if "fast" not in state:
                 state["fast"] = torch.zeros_like(parameter)  # (rows, columns)
                 state["slow"] = torch.zeros_like(parameter)  # (rows, columns)
-            # A resumed run may begin to normalise.
             if group["beta2"] and "moment" not in state:
                 state["moment"] = torch.zeros_like(parameter[:, :1])  # (rows, 1)
 
@@ -167,7 +168,8 @@ class Muon(torch.optim.Optimizer):
             fast, slow = self.state[parameter]["fast"], self.state[parameter]["slow"]
             fast.lerp_(update, 1 - FAST)  # (rows, columns)
             slow.lerp_(update, 1 - SLOW)  # (rows, columns)
-            torch.lerp(fast, slow, SLOW_SHARE, out=update)  # (rows, columns)
+            momentum = torch.lerp(fast, slow, SLOW_SHARE)  # (rows, columns)
+            update.lerp_(momentum, NESTEROV)  # (rows, columns)
         if not group["due"]:
             return
         self._orthogonalise_all(parameters, updates)

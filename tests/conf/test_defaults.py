@@ -30,11 +30,11 @@ def test_the_default_recipe_is_that_of_docs_model_md():
     assert (config.data.batch, TrainerConfig.max_steps, config.seed) == (8, 1500, 0)
     assert vars(config.optim) == {
         "name": "muon", "lr": 0.006, "muon_lr": 0.01, "muon_beta2": 0.95, "muon_every": 2, "min_lr": 0.0, "warmup": 50,
-        "schedule": "trapezoid", "cooldown": 0.5, "weight_decay": 0.05, "betas": [0.9, 0.99], "clip": 1.0,
+        "schedule": "trapezoid", "cooldown": 0.5, "weight_decay": 0.1, "betas": [0.9, 0.99], "clip": 1.0,
     }  # fmt: skip
     groups = make_optimizer(GPT(config.model, 9), config.optim).param_groups
     assert {group["eps"] for group in groups} == {1e-8}
-    assert [group["weight_decay"] for group in groups] == [0.05, 0.05, 0.05, 0.0]
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.1, 0.1, 0.0]
 
 
 COMMANDS = [

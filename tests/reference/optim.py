@@ -26,10 +26,11 @@ def learning_rate(step, steps, config):
 
 
 def momentum(gradients):
-    """The sum of all gradients, the newest last, weighted by age: 0.44 of one moving average, 0.56 of another."""
+    """0.95 of the mean of all gradients, the newest last, weighted by age with two decays, and 0.05 of the newest."""
     ages = reversed(range(len(gradients)))
     weights = [0.44 * 0.15 * 0.85**age + 0.56 * 0.02 * 0.98**age for age in ages]
-    return sum(weight * gradient for weight, gradient in zip(weights, gradients, strict=True))
+    mean = sum(weight * gradient for weight, gradient in zip(weights, gradients, strict=True))
+    return 0.95 * mean + 0.05 * gradients[-1]
 
 
 def rows_normalised(updates, beta2):

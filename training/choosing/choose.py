@@ -53,9 +53,10 @@ def choose(config: Config, text: Text, machine: Machine) -> Choice:
         elif is_short and chooses_steps and not by_time:
             callbacks[name] = callback | {"patience": rules.MIN_VALIDATIONS // 3}
     chosen = replace(choice.config, callbacks=callbacks)
-    if config.model.dropout == "auto" and chosen.model.dropout:
-        decay = fill(config.optim, weight_decay=rules.DECAY_WITH_DROPOUT).weight_decay
-        chosen = replace(chosen, optim=replace(chosen.optim, weight_decay=decay))
+    chooses_dropout = config.model.dropout == "auto" and chosen.model.dropout
+    if chooses_dropout and config.optim.weight_decay == "auto":
+        optim = replace(chosen.optim, weight_decay=rules.DECAY_WITH_DROPOUT)
+        chosen = replace(chosen, optim=optim)
     hardware.check_memory(chosen, text.tokenizer.size, machine)
     device = machine.device
     if machine.gpus > 1:

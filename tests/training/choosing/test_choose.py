@@ -37,15 +37,15 @@ SET = "trainer.max_steps=900 model.dropout=0 trainer.val_check_interval=30 callb
 # Training characters and arguments; steps, dropout, weight decay, steps between validations, callbacks.
 @pytest.mark.parametrize("row", [
     (16_282, "", 230, 0.2, 0.2, 20, STOPPING),
-    (16_282, SET, 900, 0, 0.05, 30, []), (16_282, "trainer.max_steps=900", 900, 0.2, 0.2, 22, []),
+    (16_282, SET, 900, 0, 0.1, 30, []), (16_282, "trainer.max_steps=900", 900, 0.2, 0.2, 22, []),
     (16_282, "callbacks=ema", 230, 0.2, 0.2, 20, ["ema"]),
-    (16_282, "model.dim=16 model.layers=1", 230, 0, 0.05, 20, STOPPING),  # too small to memorise
-    (16_282, "model.dropout=0.3", 230, 0.3, 0.05, 20, STOPPING),
+    (16_282, "model.dim=16 model.layers=1", 230, 0, 0.1, 20, STOPPING),  # too small to memorise
+    (16_282, "model.dropout=0.3", 230, 0.3, 0.1, 20, STOPPING),
     (16_282, "optim.weight_decay=0.3", 230, 0.2, 0.3, 20, STOPPING),
-    (16_282, f"init_from={DEMO}", 60, 0.1, 0.05, 5, STOPPING),
-    (300, "data.overfit=300", 1500, 0, 0.05, 300, []),
+    (16_282, f"init_from={DEMO}", 60, 0.1, 0.1, 5, STOPPING),
+    (300, "data.overfit=300", 1500, 0, 0.1, 300, []),
     (68_000, "", 470, 0.2, 0.2, 40, STOPPING),
-    (136_000, "", 670, 0.1, 0.2, 56, STOPPING), (138_000, "", 670, 0, 0.05, 56, STOPPING),  # fewer than ten epochs
+    (136_000, "", 670, 0.1, 0.2, 56, STOPPING), (138_000, "", 670, 0, 0.1, 56, STOPPING),  # fewer than ten epochs
 ])  # fmt: skip
 def test_what_a_short_text_gets(row):
     tokens, arguments, *expected = row
