@@ -183,13 +183,13 @@ def test_rates_that_ruin_the_model(train):
 
 
 def test_a_model_that_is_worse_than_guessing_has_diverged(train):
-    ended = train("optim.lr=40", "name=a")
+    ended = train("optim.lr=80", "name=a")
     one_line(ended, 1, "training has diverged", "optim.lr=0.006 optim.muon_lr=0.01")
     assert "resume=" not in ended.err and "What helps: lower learning rates" in ended.out
     found = summary("a")
     assert found["status"] == "diverged" and found["val_loss"] > 1.2 * found["uniform_loss"]
     assert "training has diverged" in Path("runs/a/report.html").read_text()
-    again = train("optim.lr=40", "name=a", "resume=auto")
+    again = train("optim.lr=80", "name=a", "resume=auto")
     assert (again.status, again.err) == (1, ended.err) and summary("a") == found
 
 
