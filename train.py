@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 
 if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
@@ -85,6 +86,7 @@ def compare(patterns: list[str]) -> str:
 
 if __name__ == "__main__":
     status = cli()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C has nothing left to stop
     if run.is_importing():  # such as after Ctrl-C
         os._exit(status)
     # Skip Python's search for reference cycles at exit, which takes over a second. But a rank that
