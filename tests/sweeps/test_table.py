@@ -146,6 +146,7 @@ def test_a_trial_that_has_failed_stays_so_in_each_table(train):
     assert not run_to_resume("auto", "abl/early").has_begun
 
 
+@pytest.mark.slow
 def test_a_split_of_the_runs_of_a_pattern(workplace, score):
     short = ["trainer.max_steps=2", "logger=none", "callbacks=[]"]
     assert run("-m", "optim.lr=1e-3,1e-4", "name=abl", *short).status == 0

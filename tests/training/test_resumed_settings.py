@@ -247,6 +247,7 @@ def resumable(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_before")
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_setting_is_used(name, runs, resumable, train, workplace, monkeypatch):
