@@ -22,7 +22,7 @@ import export as export_script
 import sample as sample_script
 import score as score_script
 from tests.conftest import ROOT, needs
-from tests.stores import make
+from tests.folders import make
 from tests.test_docs import PAGES
 from tests.test_house import EXTRAS
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpt.tokenizer import ByteTokenizer, CharTokenizer
 from tests.conftest import one_line
-from tests.stores import make
+from tests.folders import make
 from tests.test_score import LINES, TEXT, write
 
 WRONG = {  # what the line has in it, in parts where the words between them do not matter

@@ -24,10 +24,10 @@ from gpt.model import GPT
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, tokenizer_from
 from reports import scoring
 from tests.conftest import one_line, pages, summary
+from tests.folders import make
 from tests.model_files import nats_of, write_model_file
 from tests.reference.losses import read_by_document, surprisal
 from tests.reference.models import fill, tiny
-from tests.stores import make
 
 # Other scripts, some written from right to left, marks that join, characters that nobody sees, and
 # HTML.

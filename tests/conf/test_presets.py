@@ -11,7 +11,7 @@ from conf.schema import by_key
 from gpt.model import GPT
 from tests.conf.test_defaults import compose
 from tests.conftest import needs, one_line, summary
-from tests.stores import make
+from tests.folders import make
 from training.choosing.choose import with_constants
 
 FILES = sorted(file.relative_to(CONF).with_suffix("").as_posix() for file in CONF.glob("*/*.yaml"))

@@ -20,7 +20,7 @@ from data.addresses import fetch
 from data.config import DataConfig
 from data.find import find, split_fragment
 from tests.conftest import needs, refusal
-from tests.stores import make
+from tests.folders import make
 
 CONTENT = b"First Citizen:\nBefore we proceed any further, hear me speak.\n" * 2000
 HASH = hashlib.sha256(CONTENT).hexdigest()

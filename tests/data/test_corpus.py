@@ -12,7 +12,7 @@ from data.config import DataConfig
 from data.find import find, without_binary, without_rulers
 from data.read import CHUNK
 from tests.conftest import refusal
-from tests.stores import make
+from tests.folders import make
 
 
 def read(path, **settings):

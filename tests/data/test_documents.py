@@ -18,8 +18,8 @@ from data.divide import DocumentRule, DocumentStats
 from data.text import open_text
 from tests.conftest import needs
 from tests.data.test_text import decoded
+from tests.folders import make
 from tests.reference.documents import content_hash, divided, documents_of
-from tests.stores import make
 
 SHARES = [0.6, 0.25, 0.15]
 MARKS = {"line": "\n", "paragraph": "\n\n"}

@@ -18,7 +18,7 @@ from data.tables import fields
 from tests.conftest import refusal
 from tests.data.test_documents import parquet
 from tests.data.test_text import random_text
-from tests.stores import make
+from tests.folders import make
 
 TEXT = random_text(3000)
 PICTURE = b"\x89PNG\r\n\x1a\n" + random.Random(1).randbytes(3000)

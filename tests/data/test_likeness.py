@@ -7,8 +7,8 @@ import pytest
 
 from data.ngrams import ngram_losses
 from tests.data.test_text import decoded
+from tests.folders import make
 from tests.reference.ngrams import ngram_loss
-from tests.stores import make
 
 WORDS = "the sea was grey and cold that morning when old men went down to their boats with bread".split()
 

@@ -17,7 +17,7 @@ from reports.log_lines import describe_documents
 from tests.conf.test_defaults import compose
 from tests.conftest import refusal
 from tests.faults import faults
-from tests.stores import make
+from tests.folders import make
 
 SHARES = [0.9, 0.05, 0.05]
 

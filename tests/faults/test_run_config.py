@@ -8,7 +8,7 @@ import yaml
 from conf.compose import read_config
 from conf.schema import to_dict
 from tests.conftest import one_line
-from tests.stores import make
+from tests.folders import make
 
 pytestmark = pytest.mark.usefixtures("trained")
 RUN = Path("runs/first/config.yaml")

@@ -13,7 +13,7 @@ from sweeps.table import ABOUT_MEANS, compare_runs, write_csv
 from tests.conf.test_defaults import compose
 from tests.conftest import summary, table
 from tests.faults.processes import run
-from tests.stores import make
+from tests.folders import make
 from training.begin import run_to_resume
 
 

@@ -13,7 +13,7 @@ from base.errors import InputError
 from base.jobs.run_directory import find
 from base.jobs.run_lock import in_use, lock, release
 from tests.conftest import one_line, refusal
-from tests.stores import make
+from tests.folders import make
 from training import run as training_run
 from training.begin import check_free, new_name, run_to_resume
 

@@ -8,7 +8,7 @@ import torch
 
 from base import cgroups, processes
 from tests.conf.test_defaults import compose
-from tests.stores import make
+from tests.folders import make
 from training.choosing import hardware
 from training.choosing.choose import with_constants
 from training.machine import Machine
