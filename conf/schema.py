@@ -195,7 +195,9 @@ class Config:
     )
     data: DataConfig = field(default_factory=lambda: DataConfig(batch="auto"))
     optim: OptimConfig = field(
-        default_factory=lambda: OptimConfig(lr="auto", warmup="auto", weight_decay="auto")
+        default_factory=lambda: OptimConfig(
+            lr="auto", muon_lr="auto", warmup="auto", weight_decay="auto"
+        )
     )
     trainer: TrainerConfig = field(
         default_factory=lambda: TrainerConfig(max_steps="auto", val_check_interval="auto"),

@@ -147,11 +147,16 @@ class OptimConfig:
     )  # fmt: skip
     lr: Any = option(
         6.0e-3,
-        "peak learning rate of AdamW; auto: 0.006; with minutes=, more in a run of few steps",
+        "peak learning rate of AdamW; auto: 0.006; with minutes=, more in few steps, less in many with dropout",
         auto=float,
         above=0,
     )
-    muon_lr: float = option(0.01, "peak learning rate of Muon, on the same schedule", above=0)
+    muon_lr: Any = option(
+        0.01,
+        "peak learning rate of Muon, on the same schedule; auto: 0.01; with minutes=, less in many steps with dropout",
+        auto=float,
+        above=0,
+    )
     muon_beta2: float = option(
         0.95,
         "decay of the second moment by which Muon normalises rows (NorMuon); 0: plain Muon",
@@ -183,7 +188,7 @@ class OptimConfig:
     )
     weight_decay: Any = option(
         0.1,
-        "decoupled weight decay of matrices and embeddings; auto: 0.1, or 0.2 if the run chooses a dropout",
+        "decoupled weight decay of matrices and embeddings; auto: 0.1, or 0.2 to 0.3 if the run chooses a dropout",
         auto=float,
         least=0,
     )

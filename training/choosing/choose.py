@@ -55,8 +55,8 @@ def choose(config: Config, text: Text, machine: Machine) -> Choice:
     chosen = replace(choice.config, callbacks=callbacks)
     chooses_dropout = config.model.dropout == "auto" and chosen.model.dropout
     if chooses_dropout and config.optim.weight_decay == "auto":
-        optim = replace(chosen.optim, weight_decay=rules.DECAY_WITH_DROPOUT)
-        chosen = replace(chosen, optim=optim)
+        decay = max(chosen.optim.weight_decay, rules.DECAY_WITH_DROPOUT)
+        chosen = replace(chosen, optim=replace(chosen.optim, weight_decay=decay))
     hardware.check_memory(chosen, text.tokenizer.size, machine)
     device = machine.device
     if machine.gpus > 1:
@@ -118,15 +118,19 @@ def choose_by_time(config: Config, default: Config, text: Text, machine: Machine
     """Choose what trains best within `minutes`; a run that has learned the text ends earlier."""
     budget = time_budget.fit(config, default, text, machine)
     chosen = budget.config
-    # A text that is learned before the time is over, or by a trained model, is learned better at
-    # the default rate (docs/experiments.md).
-    if budget.steps_needed > budget.steps_in_time and not config.init_from:
-        rate, warmup = rules.schedule_for(chosen.optim.name, budget.steps_in_time)
-        optim = with_defaults(fill(config.optim, lr=rate, warmup=warmup))
-        chosen = replace(chosen, optim=optim)
+    steps = min(budget.steps_needed, budget.steps_in_time)
+    # A short text that is learned before the time is over, or one for a trained model, is learned
+    # better at the default rate (docs/experiments.md).
+    schedule: dict[str, float] = {}
+    if chosen.optim.name == "muon" and chosen.model.dropout and steps >= rules.MANY_STEPS:
+        schedule = rules.IN_MANY_STEPS
+    elif budget.steps_needed > budget.steps_in_time:
+        rate, warmup = rules.schedule_for(chosen.optim.name, steps)
+        schedule = {"lr": rate, "warmup": warmup}
+    if not config.init_from:
+        chosen = replace(chosen, optim=with_defaults(fill(config.optim, **schedule)))
 
     minutes = f"minutes    {config.minutes:g}"
-    steps = min(budget.steps_needed, budget.steps_in_time)
     if steps == budget.steps_needed:
         training = steps * budget.step_seconds / time_budget.TRAINING_SHARE
         time, unit = duration(processes.elapsed() + training)
@@ -141,9 +145,8 @@ def choose_by_time(config: Config, default: Config, text: Text, machine: Machine
         notes.append(f"dropout    {chosen.model.dropout:g}, because the run reads {read}")
     usual = OptimConfig.lr
     if config.optim.lr == "auto" and chosen.optim.lr != usual:
-        notes.append(
-            f"rate       {chosen.optim.lr:g} instead of {usual:g}, because the steps are few"
-        )
+        reason = "the steps are few" if chosen.optim.lr > usual else "the steps are many"
+        notes.append(f"rate       {chosen.optim.lr:g} instead of {usual:g}, because {reason}")
     if budget.steps_in_time < MIN_STEPS:
         taken = count(int(steps), "step")
         notes.append(f"{minutes}: {taken} will learn next to nothing; allow more time")

@@ -53,15 +53,15 @@ def chosen(monkeypatch):
 LONGER_TEXT, MORE_TIME = "a larger model needs a longer text", "a larger model needs more time"
 
 
-# The text, milliseconds per step, minutes; then width, dropout, batch, rate and warm-up, why it is
-# not wider, and the epochs in which the text is learned.
+# The text, milliseconds per step, minutes; then width, dropout, weight decay, batch, rates and
+# warm-up, why it is not wider, and the epochs in which the text is learned.
 @pytest.mark.parametrize("row", [
-    (CORPUS, 300, 0.2, 64, 0.0, 8, 0.03, 20, MORE_TIME, 20),
-    (TINY, 222, 2, 96, 0.0, 8, 0.012, 50, MORE_TIME, 20),
-    (TINY, 45, 60, 192, 0.1, 8, 0.006, 50, LONGER_TEXT, 14),
-    (CORPUS, 45, 480, 256, 0.0, 8, 0.006, 50, LONGER_TEXT, 20),
-    (10**11, 1, 10**5, 768, 0.0, 16, 0.006, 50, "no preset is larger", 20),
-    (18_000, 45, 0.2, 64, 0.2, 8, 0.006, 50, MORE_TIME, 28),
+    (CORPUS, 300, 0.2, 64, 0.0, 0.1, 8, 0.03, 0.01, 20, MORE_TIME, 20),
+    (TINY, 222, 2, 96, 0.0, 0.1, 8, 0.012, 0.01, 50, MORE_TIME, 20),
+    (TINY, 45, 60, 192, 0.1, 0.3, 8, 0.0042, 0.007, 50, LONGER_TEXT, 14),
+    (CORPUS, 45, 480, 256, 0.0, 0.1, 8, 0.006, 0.01, 50, LONGER_TEXT, 20),
+    (10**11, 1, 10**5, 768, 0.0, 0.1, 16, 0.006, 0.01, 50, "no preset is larger", 20),
+    (18_000, 45, 0.2, 64, 0.2, 0.2, 8, 0.006, 0.01, 50, MORE_TIME, 28),
 ])  # fmt: skip
 def test_what_minutes_choose(chosen, row):
     tokens, milliseconds, minutes, *expected, limit, epochs = row
@@ -69,7 +69,8 @@ def test_what_minutes_choose(chosen, row):
     config = choice.config
     model, optim = config.model, config.optim
     batch = config.data.batch
-    assert [model.dim, model.dropout, batch, optim.lr, optim.warmup] == expected
+    chosen_rates = [optim.lr, optim.muon_lr, optim.warmup]
+    assert [model.dim, model.dropout, optim.weight_decay, batch, *chosen_rates] == expected
     assert choice.steps_needed == pytest.approx(epochs * tokens / batch / model.context)
     assert config.callbacks == {}, "it ends when the text is learned"
     assert choice.notes[1] == f"size       {model.dim} wide: {limit}"
@@ -116,7 +117,7 @@ def test_a_text_to_memorise_has_the_model_of_the_time_without_dropout(chosen):
 def test_a_size_that_is_set_stays(chosen):
     choice = chosen(TINY, 45, "minutes=60", "model.layers=3", "model.dropout=0.3", *UNCOMPILED)
     model = choice.config.model
-    assert (model.layers, model.dim, model.dropout) == (3, 128, 0.3) and len(choice.notes) == 1
+    assert (model.layers, model.dim, model.dropout) == (3, 128, 0.3) and len(choice.notes) == 2
 
 
 def test_a_trained_model_keeps_its_shape_and_needs_a_quarter_of_the_steps(chosen):
@@ -128,7 +129,8 @@ def test_a_trained_model_keeps_its_shape_and_needs_a_quarter_of_the_steps(chosen
 
 @pytest.mark.parametrize("row", [
     (TINY, 20, "this model learns the text in about 6:03 minutes",
-     "dropout    0.1, because the run reads 14 epochs"),
+     "dropout    0.1, because the run reads 14 epochs",
+     "rate       0.0042 instead of 0.006, because the steps are many"),
     (TINY, 0.001, "a step takes about 45 ms here",
      "rate       0.03 instead of 0.006, because the steps are few",
      "minutes    0.001: 1 step will learn next to nothing; allow more time"),
