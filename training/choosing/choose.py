@@ -122,7 +122,8 @@ def choose_by_time(config: Config, default: Config, text: Text, machine: Machine
     # A short text that is learned before the time is over, or one for a trained model, is learned
     # better at the default rate (docs/experiments.md).
     schedule: dict[str, float] = {}
-    if chosen.optim.name == "muon" and chosen.model.dropout and steps >= rules.MANY_STEPS:
+    chooses_dropout = config.model.dropout == "auto" and chosen.model.dropout
+    if chosen.optim.name == "muon" and chooses_dropout and steps >= rules.MANY_STEPS:
         schedule = rules.IN_MANY_STEPS
     elif budget.steps_needed > budget.steps_in_time:
         rate, warmup = rules.schedule_for(chosen.optim.name, steps)
@@ -140,7 +141,7 @@ def choose_by_time(config: Config, default: Config, text: Text, machine: Machine
         notes = [f"{minutes}: a step takes about {milliseconds} ms here"]
     if budget.limit:
         notes.append(f"size       {chosen.model.dim} wide: {budget.limit}")
-    if config.model.dropout == "auto" and chosen.model.dropout:
+    if chooses_dropout:
         read = epochs(steps * time_budget.tokens_of_step(chosen) / len(text.train))
         notes.append(f"dropout    {chosen.model.dropout:g}, because the run reads {read}")
     usual = OptimConfig.lr

@@ -26,7 +26,8 @@ MAX_VALIDATIONS = 40
 RAISED_BELOW = 1300  # steps
 HIGHEST_RATE = 5.0  # times the default rate
 SHORT_WARMUP = 6  # the warm-up is at most the steps divided by this
-# In so many steps with dropout, the rates are lower, and the weight decay is higher.
+# In so many steps with a dropout that the run chooses, the rates are lower, and the weight decay is
+# higher.
 MANY_STEPS = 4000
 IN_MANY_STEPS = {"lr": 0.0042, "muon_lr": 0.007, "weight_decay": 0.3}
 

@@ -117,7 +117,7 @@ def test_a_text_to_memorise_has_the_model_of_the_time_without_dropout(chosen):
 def test_a_size_that_is_set_stays(chosen):
     choice = chosen(TINY, 45, "minutes=60", "model.layers=3", "model.dropout=0.3", *UNCOMPILED)
     model = choice.config.model
-    assert (model.layers, model.dim, model.dropout) == (3, 128, 0.3) and len(choice.notes) == 2
+    assert (model.layers, model.dim, model.dropout) == (3, 128, 0.3) and len(choice.notes) == 1
 
 
 def test_a_trained_model_keeps_its_shape_and_needs_a_quarter_of_the_steps(chosen):
