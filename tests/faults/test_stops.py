@@ -128,6 +128,7 @@ def test_with_nohup_a_run_goes_on(workplace):
         process = subprocess.Popen(command, stdout=out, stderr=out)
     wait_for(Path("runs/cut/checkpoints/last.ckpt").exists)
     process.send_signal(signal.SIGHUP)
+    assert process.poll() is None, "it still trains"
     assert process.wait(LIMIT) == 0
     assert summary("cut")["steps"] == 120
 
