@@ -3,12 +3,12 @@
     python benchmarks/time_to_loss.py tinyshakespeare.txt
     python benchmarks/time_to_loss.py tinyshakespeare.txt --only 1.4697 --rounds 3
 
-Runs the plain loop and each question in turn. The number of the round is the seed. A time is
-measured over the whole process, with the start of Python, imports, compilation, evaluations and
-the printed sample. A loss is measured with the final weights over the validation split, in few
-steps over an even part of it, in disjoint windows of the training context. For a question about a
-loss, the number of steps was chosen so that runs end at it, and a run counts only if its final
-loss is not higher. Nothing else should run meanwhile.
+Runs the plain loop, with nanoGPT's settings for a CPU and with this project's, and each question in
+turn. The number of the round is the seed. A time is measured over the whole process, with the start
+of Python, imports, compilation, evaluations and the printed sample. A loss is measured with the
+final weights over the validation split, in few steps over an even part of it, in disjoint windows
+of the training context. For a question about a loss, the number of steps was chosen so that runs
+end at it, and a run counts only if its final loss is not higher. Nothing else should run meanwhile.
 """
 
 from functools import partial
@@ -16,6 +16,8 @@ from functools import partial
 from measuring import in_turn, make_parser, of_text, plain, print_table, ratios, spread, train
 
 PLAIN, FULL = "plain loop", ["compile=true", "logger=none"]
+# The plain loop with the context, batch, precision and steps of the default model, compiled.
+EQUAL, EQUAL_STEPS = "plain loop, equal settings", 1750
 # By question: the model and the number of steps that answer it, found with seeds 0 and 101.
 RUNS = {
     "plain loop's final loss": (
@@ -32,9 +34,9 @@ RUNS = {
 }
 
 
-def plain_run(text: str, steps: int, seed: int) -> tuple[float, float]:
+def plain_run(text: str, options: list[str], steps: int, seed: int) -> tuple[float, float]:
     """Train with plain_loop.py, and return (seconds of the process, loss in nats)."""
-    seconds, result = plain(text, steps=steps, seed=seed)
+    seconds, result = plain(text, *options, steps=steps, seed=seed)
     return seconds, result["loss"]
 
 
@@ -51,7 +53,11 @@ def main() -> None:
         "--only", choices=RUNS, action="append", help="answer this question; may be repeated"
     )
     options = parser.parse_args()
-    systems = {PLAIN: partial(plain_run, options.text, 3 if options.quick else 2000)}
+    equal = ["--shape", "long", "--compile"]
+    systems = {
+        PLAIN: partial(plain_run, options.text, [], 3 if options.quick else 2000),
+        EQUAL: partial(plain_run, options.text, equal, 3 if options.quick else EQUAL_STEPS),
+    }
     for name in options.only or RUNS:
         if not (options.quick and name == "10 minutes"):
             systems[name] = partial(

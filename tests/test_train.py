@@ -219,7 +219,7 @@ def test_a_second_ctrl_c_leaves_at_once(workplace):
 @pytest.mark.slow
 def test_out_of_memory_names_what_to_lower(workplace):
     needs("resource", extra="")
-    large = "name=a model.context=1024 model.dim=8 model.heads=1 data.batch=2048 model.attention=explicit"
+    large = "name=a compile=false model.context=1024 model.dim=8 model.heads=1 data.batch=2048 model.attention=explicit"
     ended = processes.run(*large.split(), fault=(faults.limit_unseen, 6 << 30))
     one_line(
         ended, 2, "out of memory: lower data.micro_batch, data.batch, model.context or model.dim"

@@ -54,7 +54,7 @@ def test_a_host_is_lost_and_the_same_commands_go_on(whole_of_two, workplace):
     assert ended.status != 0
     told = "another process of this run has died or does not answer; the newest checkpoint is runs/many/"
     assert told in ended.out + ended.err, ended
-    assert last("many")["global_step"] < 160, "it was lost in the middle"
+    assert last("many")["global_step"] < 120, "it was lost in the middle"
     first, second = (process.wait(LONGEST) for process in start_both(STATIC))
     assert first.status == second.status == 0, (first, second)
     assert (
@@ -72,7 +72,7 @@ def test_torchrun_starts_the_processes_again(workplace):
     assert [each.status for each in ended] == [0, 0], ended
     assert (
         "resume: from runs/many/checkpoints/last.ckpt" in ended[0].out
-        and "step 160/160" in ended[0].out
+        and "step 120/120" in ended[0].out
     )
 
 

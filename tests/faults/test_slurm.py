@@ -136,7 +136,7 @@ def test_a_job_on_two_nodes_is_requeued_and_goes_on(project, whole_of_two):
     wait_for_end(number)
     said = Path("job.out").read_text()
     assert f"SLURM job {number} is requeued, to continue this run" in said, said
-    assert "resume: continuing runs/many" in said and said.count("step 160/160") == 1, said
+    assert "resume: continuing runs/many" in said and said.count("step 120/120") == 1, said
     assert_as_if_never_touched(whole_of_two, Path("runs/many"))
 
 
