@@ -39,8 +39,9 @@ for number, arguments in enumerate(json.loads(sys.argv[1])):
     os.wait()
 """
 SHAPES = [
-    "model.dim=64 model.heads=4 model.context=512 data.batch=16", "model.layers=6 model.dim=96 model.context=64 data.batch=64",
+    "model.dim=64 model.heads=4 model.context=512 data.batch=16",
     "model.dim=64 model.window=64 model.context=512 data.batch=16",
+    "model.layers=6 model.dim=96 model.context=64 data.batch=64",
     "model.dim=128 model.context=256 data.batch=16 trainer.precision=bf16-mixed",
 ]  # fmt: skip
 
