@@ -66,7 +66,7 @@ def test_every_figure_of_the_readme_stands_beside_its_command_and_machine():
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("**1.4125** | [", "**1.4225** | ["),  # stands nowhere
+        ("**1.4125** (1.4045 to 1.4149) | [", "**1.4225** | ["),  # stands nowhere
         ("64.4 s", "590 s"),  # stands in another section
         ("[67.8 s](docs/results.md#time-to-a-loss", "[67.8 s](docs/results.md#machines"),
         (
