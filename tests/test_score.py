@@ -23,7 +23,7 @@ from gpt.checkpoint import load_checkpoint
 from gpt.model import GPT
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, tokenizer_from
 from reports import scoring
-from tests.conftest import one_line, pages, summary
+from tests.conftest import ROOT, one_line, pages, summary
 from tests.folders import make
 from tests.model_files import nats_of, write_model_file
 from tests.reference.losses import read_by_document, surprisal
@@ -159,6 +159,7 @@ DOCUMENTS = {
 @pytest.mark.parametrize("kind", DOCUMENTS)
 @torch.no_grad()
 def test_documents_cost_what_a_naive_loop_says(workplace, score, monkeypatch, kind):
+    assert f"lists the {scoring.ROWS} most" in (ROOT / "docs/score.md").read_text("utf-8")
     monkeypatch.setattr(scoring, "ROWS", 3)
     mark, text, documents = DOCUMENTS[kind]
     tokenizer = ByteTokenizer() if kind in ("line", "row") else CharTokenizer("abcdef \n\x03é")

@@ -106,6 +106,7 @@ CHANGES = {
     "schedule": {
         "optim.schedule": ("cosine", cosine, True),
         "optim.min_lr": ("0.002", cosine, True),
+        "optim.warmup": ("1", cosine, True),
         "model.dropout": ("0.25", lambda seen: seen.module.net.blocks[0].dropout.p, 0.25),
         "model.attention": ("sdpa", lambda seen: seen.explicit_calls, 0),
         "trainer.precision": (
