@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LR, MIN_LR, WARMUP = 1e-3, 1e-4, 100
+LR, WARMUP = 1e-3, 100
 
 
 @dataclass(frozen=True)
@@ -152,13 +152,12 @@ def exact(model: Model, tokens: np.ndarray, context: int, device: str) -> float:
     return total / len(tokens)
 
 
-def rate(step: int, steps: int) -> float:
-    """Return the learning rate of a step: linear warm-up, then cosine decay from `LR` to `MIN_LR`."""
+def rate(step: int, steps: int, highest: float) -> float:
+    """Return the learning rate of a step: linear warm-up, then cosine decay from `highest` to a tenth of it."""
     if step < WARMUP:
-        return LR * (step + 1) / (WARMUP + 1)
-    return MIN_LR + 0.5 * (LR - MIN_LR) * (
-        1 + math.cos(math.pi * (step - WARMUP) / max(1, steps - WARMUP))
-    )
+        return highest * (step + 1) / (WARMUP + 1)
+    fallen = math.cos(math.pi * (step - WARMUP) / max(1, steps - WARMUP))
+    return highest * (0.1 + 0.45 * (1 + fallen))
 
 
 def load(path: str) -> list[np.ndarray]:
@@ -211,7 +210,7 @@ def train(options: argparse.Namespace) -> dict[str, float | None]:
         if step % often == 0:
             started = time.perf_counter()
         for group in optimizer.param_groups:
-            group["lr"] = rate(step, steps)
+            group["lr"] = rate(step, steps, options.lr)
         loss = loss_of(model, x, y)
         x, y = random_batch(training, shape, device)  # for the next step
         loss.backward()
@@ -241,6 +240,9 @@ if __name__ == "__main__":
     )
     parser.add_argument(
         "--shape", choices=SHAPES, default="cpu", help="of model and batch (default cpu)"
+    )
+    parser.add_argument(
+        "--lr", type=float, default=LR, help=f"highest learning rate (default {LR})"
     )
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     parser.add_argument("--compile", action="store_true", help="compile the whole model")
