@@ -70,7 +70,7 @@ def test_all_ranks_choose_alike():
 @pytest.mark.promise
 @pytest.mark.slow
 def test_a_short_text_of_one_s_own(train, workplace):
-    """It says how often it is read, and stops early if it memorises."""
+    """It says how many steps that is, how often it was read, and is finished afterwards."""
     Path("short.txt").write_text(Path("book.txt").read_text()[:2000])
     first = train("data.path=short.txt", "name=short", *SMALL, defaults=False)
     assert first.status == 0, first
