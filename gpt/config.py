@@ -147,13 +147,13 @@ class OptimConfig:
     )  # fmt: skip
     lr: Any = option(
         6.0e-3,
-        "peak learning rate of AdamW; auto: 0.006; with minutes=, more in few steps, less if it chooses a dropout",
+        "peak learning rate of AdamW; auto: 0.006; with minutes=, more in few steps, less in many with dropout",
         auto=float,
         above=0,
     )
     muon_lr: Any = option(
         0.01,
-        "peak learning rate of Muon, on the same schedule; auto: 0.01; with minutes=, less if it chooses a dropout",
+        "peak learning rate of Muon, on the same schedule; auto: 0.01; with minutes=, less in many steps with dropout",
         auto=float,
         above=0,
     )
