@@ -17,7 +17,7 @@ from measuring import in_turn, make_parser, of_text, plain, print_table, ratios,
 
 PLAIN, FULL = "plain loop", ["compile=true", "logger=none"]
 # The plain loop with the context, batch, precision and steps of the default model, compiled, and with
-# the best of the rates 1e-3, 3e-3, 6e-3, 1.2e-2 and 2e-2 (seed 101).
+# the best of five rates (docs/experiments/rates.csv).
 EQUAL, EQUAL_STEPS = "plain loop, equal settings", 1750
 # By question: the model and the number of steps that answer it, found with seeds 0 and 101.
 RUNS = {
