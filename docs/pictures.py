@@ -32,7 +32,7 @@ IMAGES, DEMO = Path("docs/images"), Path("docs/demo/shakespeare.html")
 TRAINED, RUN = Path("runs/demo"), Path("runs/first")
 SETTINGS = {
     TRAINED: "data=shakespeare data.split=[0.9,0.1,0.0] minutes=10 seed=1",
-    RUN: "trainer.val_check_interval=60",
+    RUN: "minutes=2 trainer.val_check_interval=60",
 }
 QUICK = (
     f"data.path={ROOT / 'docs/demo/passages.txt'} minutes=null model.layers=1 model.heads=1 model.dim=16 "
