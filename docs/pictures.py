@@ -1,10 +1,11 @@
 """Makes the demo and the pictures of docs/images anew with the present recipe: `python docs/pictures.py`.
 
-It trains the runs `demo` and `first` if runs/ has none of these names, writes the model
-and the page of docs/demo from `demo`, and shows the pages and those of TensorBoard in Chromium.
-recipe.png shows docs/experiments/recipe.csv. `--fixed` trains nothing and makes only the pictures
-of docs/demo and of the recipe; `--quick` tries everything in a temporary folder. Pictures need
-`pip install -c constraints.txt -e '.[dev]'` and chromium.
+It trains the runs `demo` and `first` if runs/ has none of these names (docs/first_run.py leaves
+the `first` that README.md shows), writes the model and the page of docs/demo from `demo`, and shows
+the pages and those of TensorBoard in Chromium. recipe.png shows docs/experiments/recipe.csv.
+`--fixed` trains nothing and makes only the pictures of docs/demo and of the recipe; `--quick` tries
+everything in a temporary folder. Pictures need `pip install -c constraints.txt -e '.[dev]'` and
+chromium.
 """
 
 import argparse
@@ -27,12 +28,17 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(1, str(ROOT))
+
+from gpt.checkpoint import read_training_checkpoint  # noqa: E402
+from reports.history import History  # noqa: E402
+
 IMAGES, DEMO = Path("docs/images"), Path("docs/demo/shakespeare.html")
 # relative: TensorBoard shows them
 TRAINED, RUN = Path("runs/demo"), Path("runs/first")
 SETTINGS = {
     TRAINED: "data=shakespeare data.split=[0.9,0.1,0.0] minutes=10 seed=1",
-    RUN: "minutes=2 trainer.val_check_interval=60",
+    RUN: "minutes=2",
 }
 QUICK = (
     f"data.path={ROOT / 'docs/demo/passages.txt'} minutes=null model.layers=1 model.heads=1 model.dim=16 "
@@ -139,9 +145,6 @@ img {{ width: 100%; height: 430px; object-fit: contain; object-position: top lef
 def frames() -> Iterator[str]:
     """A page for each validation of the run: how far it is, its loss, what it writes and what it looks at."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    from gpt.checkpoint import read_training_checkpoint
-    from reports.history import History
 
     events = EventAccumulator(
         str(RUN), size_guidance={"images": 0, "scalars": 0, "tensors": 0}

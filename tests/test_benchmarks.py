@@ -13,7 +13,7 @@ SAID = {
     "scaling --help": "--quick", "time_to_loss --help": "--quick", "train_speed --help": "--quick",
     "encode_speed --quick": "cached ", "startup --quick --rounds 1": "export.py --help",
     "plain_loop {book} --steps 2": '"loss": ', "sample_speed runs/first --quick --only 'decode, 1 text'": ".",
-    "web_speed runs/first --quick --rounds 1": "the model alone: ",
+    "web_speed runs/first --quick --rounds 1": "the model alone: ", "../docs/pictures --help": "--quick",
 }  # fmt: skip
 
 
