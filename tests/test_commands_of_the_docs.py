@@ -230,7 +230,7 @@ def test_every_block_of_python_runs(program, printed, trained, workplace, capsys
 
 
 # A block that is added needs a test. tests/conf/test_defaults.py and tests/reference/ have the formulas.
-FIRST_RUN, WRITTEN, _, SCORED, PRESET = (
+WRITTEN, FIRST_RUN, _, SCORED, PRESET = (
     block
     for block in BLOCKS
     if block.language not in ("python", "mermaid") and not is_shell(block)
