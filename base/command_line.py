@@ -33,7 +33,7 @@ from base.progress import count, discard
 # 77 % with 100. But with 300 rounds or fewer it loses a third of its speed on a quiet machine
 # (docs/experiments.md).
 SPINS = "3000"
-REFUSAL_SECONDS = 5.0  # seconds that other ranks wait for rank 0 to print its error first
+RANK_0_SECONDS = 5.0  # seconds that other ranks wait for rank 0 to print its error first
 # advice for words without an option
 ABOUT_WORDS = {"sample.py": "; is --prompt missing?", "score.py": "; is --compare missing?"}
 ABOUT_UNKNOWN = "--unknown skip drops it, --unknown replace uses the nearest"
@@ -68,12 +68,15 @@ def main(program: str, work: Callable[[], int | None], *, out_of_memory: str = "
         status = error.status
         reason = str(error)
         if isinstance(error, RunFailed) and ranks.local_rank() > 0:
-            return status  # every rank raises nearly the same error: one per machine is enough
+            # Every rank raises nearly the same error, so one per machine prints it; if this
+            # process ended first, the launcher would end that one.
+            time.sleep(RANK_0_SECONDS)
+            return status
         # After a JobError, the number of this rank cannot be read.
         is_later_rank = not isinstance(error, ranks.JobError) and ranks.rank() > 0
         if isinstance(error, InputError) and is_later_rank:
             # rank 0 may have the same error; then the launcher ends this process
-            time.sleep(REFUSAL_SECONDS)
+            time.sleep(RANK_0_SECONDS)
             reason = f"rank {ranks.rank()} on {platform.node()}: {reason}"
     except OSError as error:
         discard(sys.stdout)  # if it could not be written, flushing it at exit would fail as well

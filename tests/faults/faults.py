@@ -24,6 +24,7 @@ import training.choosing.hardware
 import training.module
 import training.results
 from base import ranks
+from base.log import log
 from training.callbacks.checkpoints import Checkpoints
 from training.module import LitGPT
 
@@ -189,6 +190,12 @@ def spoil_loss(step):
         )
 
     training.module.F = SimpleNamespace(cross_entropy=spoilt)
+
+
+def diverge_in_rank_1_first(step):
+    """Have the loss of rank 1 be NaN, which all ranks see, and rank 0 say so a second later."""
+    in_rank(1, spoil_loss, step)
+    before(log, "error", lambda _: time.sleep(1) if ranks.rank() == 0 else None)
 
 
 def spoil_gradient(step):

@@ -159,7 +159,7 @@ LOST = "another process of this run has died or does not answer; the newest chec
     ((faults.in_rank, 1, faults.raise_at, 12), "ZeroDivisionError: division by zero"),
     ((faults.in_rank, 0, faults.at_step, 12), f"rank 0 was killed by SIGKILL|{LOST}"),
     ((faults.hang_in_rank, 1, 12), LOST),
-    ((faults.in_rank, 1, faults.spoil_loss, 2 * 15), r"step 16: the loss is nan \(batch 15 of seed 0\)"),
+    ((faults.diverge_in_rank_1_first, 2 * 15), r"step 16: the loss is nan \(batch 15 of seed 0\)"),
 ])  # fmt: skip
 def test_a_rank_that_fails_ends_the_job(fault, said, workplace):
     ended = run_ranks(2, "name=cut", *TWO, "trainer.timeout=5", fault=fault)
